@@ -22,8 +22,8 @@
 //! the kernel has returned.
 
 mod departure;
-mod install;
-pub(crate) mod local_addresses;
+mod entries;
+pub(crate) mod install;
 pub(crate) mod plan;
 mod prepare;
 mod report;
@@ -31,45 +31,24 @@ mod switch;
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
+use std::sync::Arc;
 
-use engine::topology::Topology;
+use engine::topology::{Service, Topology};
+use sys::tap::TapFile;
 
-use crate::base::error::ServerError;
-use crate::change::plan::{Plan, Refusal, ServiceAction};
-use crate::runtimes::kernel_files::KernelFiles;
+use self::departure::{DepartingService, DepartureOutcome};
+use self::install::Occasion;
+use self::plan::{Plan, Refusal, ServiceAction};
+use self::prepare::Preparation;
+use self::report::report;
+pub use self::report::{ChangeReport, ServiceChange};
+use crate::base::error::{ServerError, Stuck};
+use crate::base::slots::KernelFiles;
+use crate::functions::{FunctionError, NextChain};
+use crate::runtimes::kernel_files;
 use crate::runtimes::supervisor::{AttachListeners, StartFailure};
 use crate::server::Server;
-use crate::shm_acceptor::NewPorts;
-pub(crate) use departure::LeakedSlot;
-use departure::{DepartingService, DepartureOutcome};
-pub(crate) use prepare::ServiceSlot;
-pub(crate) use report::entries;
-use report::report;
-pub use report::{ChangeReport, EntryChange, ServiceChange};
-
-/// How long a change waits for workers.
-pub(crate) struct Timeouts {
-    /// Until a worker has taken a step: it may be inside a long kernel.
-    pub(crate) step: Duration,
-    /// Until a service has ended after its drain time.
-    expiry: Duration,
-}
-
-impl Default for Timeouts {
-    fn default() -> Self {
-        Self { step: Duration::from_secs(30), expiry: Duration::from_secs(5) }
-    }
-}
-
-/// The occasion of a change.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Occasion {
-    /// The first change. There are no running services: if it fails, the server ends and nothing is undone.
-    Start,
-    /// A change of a running engine.
-    Reload,
-}
+use crate::shm_acceptor::{MemoryPort, NewPorts, PausedAcceptor};
 
 /// Why a change failed. The message is complete.
 #[derive(Debug, thiserror::Error)]
@@ -95,8 +74,8 @@ pub enum ChangeError {
     #[error("timed out pausing shared-memory ports: a region is still being created; reload again")]
     ShmPortsBusy,
     /// A worker does not return from a kernel.
-    #[error("a worker did not answer within {} s: it is inside a kernel", .0.as_secs_f32())]
-    Stuck(Duration),
+    #[error(transparent)]
+    Stuck(#[from] Stuck),
 }
 
 fn list(refusals: &[Refusal]) -> String {
@@ -104,6 +83,26 @@ fn list(refusals: &[Refusal]) -> String {
 }
 
 impl Server {
+    /// Starts everything; see [`Server`].
+    pub fn start(topology: Topology) -> Result<Self, ServerError> {
+        Self::start_unless(topology, None, None, &mut || false)
+    }
+
+    /// The same, with an optional tap on every worker's network, and the engine that does transfers of kernels, if it exists already.
+    /// Runtimes in other processes may take long to start: meanwhile `cancelled` is called many times a second; if it returns true, the
+    /// start is given up.
+    pub fn start_unless(
+        topology: Topology,
+        tap: Option<&TapFile>,
+        transfers: Option<&Arc<transfer::Engine>>,
+        cancelled: &mut dyn FnMut() -> bool,
+    ) -> Result<Self, ServerError> {
+        topology.check()?;
+        let mut server = Self::without_services(&topology, tap, transfers)?;
+        server.first_change(topology, cancelled)?;
+        Ok(server)
+    }
+
     /// Changes to another topology, completely or not at all. Returns when the services that leave have been removed;
     /// if `give_up` returns true, because the engine is about to end, it stops waiting.
     pub fn change(
@@ -112,16 +111,19 @@ impl Server {
         give_up: &dyn Fn() -> bool,
     ) -> Result<ChangeReport, ChangeError> {
         wanted.check().map_err(ServerError::from)?;
-        self.reclaim_leaked(give_up);
-        let files = self.open_files(&wanted, &mut || give_up())?;
-        let rebuilt = self.rebuilt(&wanted, &files);
+        if departure::reclaim_leaked(&mut self.engine, &mut self.runtimes, give_up) {
+            self.publish_metrics();
+        }
+        let files = kernel_files::open(&wanted, &mut || give_up())?;
+        let rebuilt = kernel_files::rebuilt(&self.engine, &wanted, &files);
         let names: Vec<&str> = rebuilt.iter().map(|(name, _)| name.as_str()).collect();
-        let mut plan = Plan::new(&self.topology, &wanted, &names).map_err(ChangeError::Refused)?;
+        let running = &self.engine.topology;
+        let mut plan = Plan::new(running, &wanted, &names).map_err(ChangeError::Refused)?;
         let chains = self.next_chains(&wanted, &plan)?;
         if !chains.is_empty() {
             plan.settings.push("service.function");
         }
-        let before = |name: &str| self.topology.services.iter().find(|s| s.name == name);
+        let before = |name: &str| self.engine.topology.services.iter().find(|s| s.name == name);
         let other_users = wanted.services.iter().any(|service| {
             before(&service.name).is_some_and(|b| b.function_users != service.function_users)
         });
@@ -134,25 +136,18 @@ impl Server {
         for (service, file) in &rebuilt {
             tracing::info!("kernel {} changed: service {service} restarts with it", file.display());
         }
-        let comes = |action: &ServiceAction| {
-            matches!(action, ServiceAction::Added | ServiceAction::Changed { .. })
-        };
-        let new = plan.services.iter().filter(|(_, action)| comes(action)).count();
-        let (running, most) =
-            (self.service_slots.len() + self.leaked.len(), self.fabric.services_max());
-        if running + new > most {
-            return Err(ChangeError::TooMany { wanted: running + new, most });
-        }
+        self.check_room(&plan)?;
         let departing =
             self.carry_out(wanted, &plan, files, Occasion::Reload, &mut || give_up())?;
-        self.arrange_all(chains);
-        let outcomes = self.remove_all(departing, give_up);
+        self.functions.arrange_all(&self.engine, chains);
+        let outcomes =
+            departure::remove_all(&mut self.engine, &mut self.runtimes, departing, give_up);
         self.publish_metrics();
         // They start in parallel.
         let mut outcomes: Vec<_> = outcomes.into_iter().map(|o| o.wait(give_up)).collect();
         // Other services may restart in one process with them, or without those that left.
-        let drain = self.drain_time();
-        let regrouping = self.supervisor.as_ref().map(|runtimes| runtimes.regrouping(drain));
+        let drain = self.engine.drain_time();
+        let regrouping = self.runtimes.supervisor().map(|runtimes| runtimes.regrouping(drain));
         let moved = regrouping.map_or(Ok(()), |regrouping| regrouping.wait(&mut || give_up()));
         let failed = moved.err().map_or(Vec::new(), StartFailure::reasons);
         for (name, why) in failed {
@@ -168,13 +163,13 @@ impl Server {
     }
 
     /// Changes from the empty topology to the first one.
-    pub(crate) fn first_change(
+    fn first_change(
         &mut self,
         wanted: Topology,
         cancelled: &mut dyn FnMut() -> bool,
     ) -> Result<(), ServerError> {
-        let files = self.open_files(&wanted, cancelled)?;
-        let plan = Plan::new(&self.topology, &wanted, &[]).map_err(ChangeError::Refused);
+        let files = kernel_files::open(&wanted, cancelled)?;
+        let plan = Plan::new(&self.engine.topology, &wanted, &[]).map_err(ChangeError::Refused);
         let changed =
             plan.and_then(|plan| self.carry_out(wanted, &plan, files, Occasion::Start, cancelled));
         match changed {
@@ -183,6 +178,36 @@ impl Server {
             Err(ChangeError::ShmPortsBusy) => Err(ServerError::MemoryPortsLate),
             Err(error) => unreachable!("without running services this cannot fail: {error}"),
         }
+    }
+
+    /// Both versions of a service have a slot during a change.
+    fn check_room(&self, plan: &Plan) -> Result<(), ChangeError> {
+        let comes = |action: &ServiceAction| {
+            matches!(action, ServiceAction::Added | ServiceAction::Changed { .. })
+        };
+        let new = plan.services.iter().filter(|(_, action)| comes(action)).count();
+        let running = self.engine.slots.len() + self.engine.leaked.len();
+        let most = self.engine.fabric.services_max();
+        match running + new > most {
+            true => Err(ChangeError::TooMany { wanted: running + new, most }),
+            false => Ok(()),
+        }
+    }
+
+    /// The chains that differ from those of `wanted`, among services that stay as they are.
+    fn next_chains(
+        &mut self,
+        wanted: &Topology,
+        plan: &Plan,
+    ) -> Result<Vec<NextChain>, ServerError> {
+        let mut chains = Vec::new();
+        for (service, (_, action)) in wanted.services.iter().zip(&plan.services) {
+            if *action == ServiceAction::Unchanged {
+                let next = self.functions.next_chains(&self.engine, service, &wanted.tenants);
+                chains.extend(next.map_err(|error| function_failed(service, error))?);
+            }
+        }
+        Ok(chains)
     }
 
     /// Every step up to the switch, and the switch; returns the services that leave. After an error nothing has
@@ -195,29 +220,75 @@ impl Server {
         occasion: Occasion,
         give_up: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<DepartingService>, ChangeError> {
+        let running = self.engine.topology.clone();
         let listeners =
-            AttachListeners::open(&wanted, Some(&self.topology)).map_err(ServerError::from)?;
-        let ports = NewPorts::open(&wanted, Some(&self.topology)).map_err(ServerError::from)?;
-        let mut prepared = self.prepare_all(&wanted, plan, files)?;
-        let ready = self
-            .install_all(&wanted, &mut prepared, occasion, give_up)
-            .and_then(|()| self.start_runtimes(&listeners, &mut prepared, occasion, give_up))
-            .and_then(|()| self.pause_shm_ports(&wanted, plan, &ports));
+            AttachListeners::open(&wanted, Some(&running)).map_err(ServerError::from)?;
+        let ports = NewPorts::open(&wanted, Some(&running)).map_err(ServerError::from)?;
+        let preparation = Preparation {
+            engine: &self.engine,
+            functions: &mut self.functions,
+            runtimes: &mut self.runtimes,
+            transfers: &mut self.transfers,
+            wanted: &wanted,
+        };
+        let mut prepared = preparation.all(plan, files)?;
+        let new = &mut prepared;
+        let ready = install::all(&self.engine, &mut self.workers, &wanted, new, occasion, give_up)
+            .and_then(|()| {
+                let runtimes = &mut self.runtimes;
+                install::start_runtimes(runtimes, &listeners, &mut prepared, occasion, give_up)
+            })
+            .and_then(|()| self.pause_memory_ports(&wanted, plan, &ports));
         let paused = match ready {
             Ok(paused) => paused,
             Err(error) => {
                 if occasion == Occasion::Reload {
-                    self.undo_installed(&prepared);
+                    install::undo(&mut self.engine, &mut self.runtimes, &prepared);
+                    // Some slots may remain leaked.
+                    self.publish_metrics();
                 }
                 return Err(error);
             }
         };
         let limits = wanted.limits.clone();
-        self.fabric.tenants().set(&wanted.tenants, |name| wanted.has_services_of(name));
-        let departing = self.switch(wanted, plan, prepared, listeners, paused.as_ref());
+        self.engine.fabric.tenants().set(&wanted.tenants, |name| wanted.has_services_of(name));
+        let (switch, departing) = switch::to_prepared(
+            &mut self.engine,
+            &mut self.functions,
+            wanted,
+            plan,
+            prepared,
+            paused.as_ref(),
+        );
+        self.publish_metrics();
+        if let Some(runtimes) = self.runtimes.supervisor() {
+            let leaving = switch.leave.iter().map(|leave| leave.slot).collect();
+            runtimes.set_listeners(&self.engine.topology, listeners, leaving);
+        }
+        switch::post(&self.engine, switch);
         if let Some(paused) = paused {
-            paused.resume(self.memory_ports(), ports, limits);
+            paused.resume(MemoryPort::all(&self.engine), ports, limits);
         }
         Ok(departing)
     }
+
+    /// Pauses the shared-memory ports until the workers have switched. Clients that must leave get the reason.
+    fn pause_memory_ports(
+        &mut self,
+        wanted: &Topology,
+        plan: &Plan,
+        new: &NewPorts,
+    ) -> Result<Option<PausedAcceptor>, ChangeError> {
+        if self.memory_ports.is_unused() && new.is_empty() {
+            return Ok(None);
+        }
+        let evictions = switch::evictions(&self.engine, wanted, plan);
+        let acceptor = self.memory_ports.acceptor(&self.engine)?;
+        acceptor.pause(evictions).map(Some).ok_or(ChangeError::ShmPortsBusy)
+    }
+}
+
+/// A function on the path of a service's messages cannot be used.
+fn function_failed(service: &Service, source: FunctionError) -> ServerError {
+    ServerError::Function { service: service.name.clone(), source: Box::new(source) }
 }

@@ -58,6 +58,7 @@ pub(crate) use reader::nearest;
 pub use reference::tables as reference_tables;
 pub use show::RegionUse;
 pub use show::bytes_for_people;
+pub(crate) use show::param_json;
 pub use streams::from_hex;
 pub(crate) use tenant::is_tenant_name;
 

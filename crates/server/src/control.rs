@@ -18,6 +18,7 @@
 pub mod client;
 mod compiles;
 pub mod discovery;
+mod fields;
 mod functions;
 pub mod protocol;
 mod reception;
@@ -224,7 +225,7 @@ impl Control {
         let ending = Arc::new(AtomicBool::new(false));
         let shown = Arc::new(Mutex::new(ShownServices::default()));
         let (metrics, socket) = (server.metrics(), config.control.clone());
-        let functions = server.function_counters();
+        let functions = server.functions.counters();
         health.watch_functions(functions.clone());
         let file = source.path.canonicalize().unwrap_or_else(|_| source.path.clone());
         let owner = Owner {
@@ -367,7 +368,7 @@ impl Owner {
                 Some(_) => inbox.recv_timeout(SAMPLE_INTERVAL.saturating_sub(sampled.elapsed())),
             };
             if self.config.metrics.is_some() && sampled.elapsed() >= SAMPLE_INTERVAL {
-                self.server.sample_functions();
+                self.server.functions.sample(&self.server.engine);
                 sampled = Instant::now();
             }
             match next {
@@ -377,9 +378,9 @@ impl Owner {
                 Ok(Task::Reload) => self.begin_reload(),
                 Ok(Task::ReloadCompiled(config, outcome, modules)) => {
                     self.compiles_reload = false;
-                    self.server.use_compiled(modules);
+                    self.server.functions.use_compiled(modules);
                     self.end_reload(Ok(*config), &outcome);
-                    self.server.use_compiled(Vec::new());
+                    self.server.functions.use_compiled(Vec::new());
                     if self.tasks.waiting().is_some() {
                         self.begin_reload();
                     }
@@ -392,12 +393,12 @@ impl Owner {
                 // Its connection may have ended just before: nothing would end with it any longer.
                 Ok(Task::FunctionsCompiled(task, _)) if task.gone.load(Ordering::Relaxed) => {}
                 Ok(Task::FunctionsCompiled(task, modules)) => {
-                    self.server.use_compiled(modules);
+                    self.server.functions.use_compiled(modules);
                     // What it changes may have another module meanwhile, which is then compiled first.
                     if let Some(task) = self.compile_first(task) {
                         self.answer_functions(*task);
                     }
-                    self.server.use_compiled(Vec::new());
+                    self.server.functions.use_compiled(Vec::new());
                 }
                 Ok(Task::Tenants(caller, request, outcome)) => {
                     let answer = tenants::answer(&mut self.server, caller, &request);
@@ -407,7 +408,8 @@ impl Owner {
                     outcome.set(answer).ok().expect("it is set once");
                 }
                 Ok(Task::Ended(connection)) => {
-                    let functions = self.server.end_connection(connection);
+                    let functions =
+                        self.server.functions.end_connection(&self.server.engine, connection);
                     if functions > 0 {
                         tracing::info!(functions, "functions ended with their connection");
                     }
@@ -423,7 +425,8 @@ impl Owner {
         let Some((module, service)) = functions::module(&self.server, &task) else {
             return Some(task);
         };
-        let of = self.server.beneficiary(task.caller, service.as_deref());
+        let of =
+            self.server.functions.beneficiary(&self.server.engine, task.caller, service.as_deref());
         let (gone, outcome) = (task.gone.clone(), task.outcome.clone());
         let (caller, verb) = (task.caller, task.request.verb());
         let then = Box::new(move |modules| Task::FunctionsCompiled(task, modules));
@@ -453,7 +456,7 @@ impl Owner {
             Ok(config) => config,
             Err(why) => return self.end_reload(Err(why), &outcome),
         };
-        let modules = self.server.modules_of(&config.topology);
+        let modules = self.server.functions.modules_of(&self.server.engine, &config.topology);
         if modules.is_empty() {
             return self.end_reload(Ok(config), &outcome);
         }

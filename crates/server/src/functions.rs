@@ -17,11 +17,11 @@ mod modules;
 mod objects;
 mod path;
 mod quota;
+mod request;
 mod ring;
 mod sample;
 mod trace;
 
-use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -30,21 +30,30 @@ use engine::metrics::FunctionMetrics;
 use engine::topology::Service;
 use engine::{ChainPlace, ChainReply, ChainRequest, ControlMessage};
 use onpath::library::{FUNCTIONS_MAX, is_name};
-use onpath::{Code, Command, Failure, Merge, OnFailure, Param, Reading, Register, Snapshot, Spec};
+use onpath::{Code, Command, Failure, Merge, Reading, Register, Snapshot, Spec};
 
-use crate::server::Server;
-use crate::tenants::is_user_of;
-use chains::{Next, NextChain, setting_of};
+use crate::base::caller::Caller;
+use crate::base::engine::Engine;
+use chains::{Next, setting_of};
+pub(crate) use chains::{NextChain, NextFunctions};
 pub(crate) use compiled::{Beneficiary, CompiledModule, Uncompiled};
 pub use error::FunctionError;
-pub(crate) use objects::Functions;
-use objects::{CREATED_MAX, CREATED_PER_USER_MAX, Object};
-pub use objects::{Caller, FunctionCounters, Origin, REFUSED, Refused};
+pub use objects::Functions;
+use objects::Object;
+pub use objects::{FunctionCounters, Origin, REFUSED, Refused};
 use path::ChainOf;
 use quota::user_of;
+pub use request::{
+    Attachment, FunctionView, Place, RegisterAction, Registers, Replacement, Target,
+};
 use ring::{ApplicationRing, BYTES_MAX, BYTES_PER_USER_MAX};
 use sample::Sampling;
 pub use trace::TracedMessage;
+
+/// Functions that are created and not destroyed, at most.
+const CREATED_MAX: usize = 256;
+/// Of one user, unless it is the engine's or root.
+const CREATED_PER_USER_MAX: usize = 16;
 
 /// A function that is attached.
 pub(crate) struct AttachedFunction {
@@ -60,119 +69,17 @@ pub(crate) struct AttachedFunction {
     sampling: Sampling,
 }
 
-/// What [`Server::functions`] shows of a function.
-pub struct FunctionView {
-    /// See [`Target::Id`].
-    pub id: u64,
-    /// Where it comes from.
-    pub origin: Origin,
-    /// Its service, if it is attached.
-    pub service: Option<String>,
-    /// What was asked for.
-    pub spec: Spec,
-    /// What it has done, on all workers.
-    pub counted: Snapshot,
-    /// Why its last call failed that did; empty if none did.
-    pub last_failure: String,
-    /// Names of its registers.
-    pub registers: Vec<String>,
-}
-
-/// Names a function.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Target {
-    /// By the id that it got when it was made.
-    Id(u64),
-    /// By its name in a chain.
-    Named {
-        /// The service.
-        service: String,
-        /// The name.
-        name: String,
-    },
-}
-
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Id(id) => write!(f, "{id}"),
-            Self::Named { service, name } => write!(f, "{name} of service {service}"),
-        }
-    }
-}
-
-/// A place in a chain.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub enum Place {
-    /// That of the function that it replaces, or the end.
-    #[default]
-    Default,
-    /// Counted from 0.
-    At(usize),
-    /// Before the function with this name.
-    Before(String),
-    /// Behind the function with this name.
-    After(String),
-}
-
-/// What a function gets in place of what it has.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Replacement {
-    /// A built-in function, or the path of a module. The same path: the file is read again.
-    pub function: Option<String>,
-    /// All its parameters; settings that commands have written are forgotten.
-    pub params: Option<Vec<(String, Param)>>,
-    /// See [`Spec::on_failure`].
-    pub on_failure: Option<OnFailure>,
-    /// See [`Spec::deadline_us`].
-    pub deadline_us: Option<u64>,
-    /// See [`Spec::memory_mib`].
-    pub memory_mib: Option<u32>,
-    /// See [`Spec::dictionary`].
-    pub dictionary: Option<String>,
-    /// See [`Spec::dictionary_kib`].
-    pub dictionary_kib: Option<u32>,
-}
-
-/// What is done with registers before they are read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RegisterAction {
-    /// Nothing.
-    Read,
-    /// All that are no settings get their first values.
-    Reset,
-    /// A setting gets a value.
-    Write(String, u64),
-}
-
-/// Registers with their values, merged over all workers.
-pub type Registers = Vec<(String, u64)>;
-
-/// What an attach has done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attachment {
-    /// The function's id.
-    pub id: u64,
-    /// It has taken the place of another version of itself.
-    pub replaced: bool,
-}
-
 fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let names: Vec<&str> = names.collect();
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
-impl Server {
-    /// All functions: attached ones in the order of the chains, then others.
-    pub fn functions(&self) -> Vec<FunctionView> {
-        self.functions_of(Caller::engine())
-    }
-
-    /// Those that the caller may see.
-    pub fn functions_of(&self, caller: Caller) -> Vec<FunctionView> {
+impl Functions {
+    /// The functions that the caller may see: attached ones in the order of the chains, then others.
+    pub fn list(&self, engine: &Engine, caller: Caller) -> Vec<FunctionView> {
         let mut functions = Vec::new();
-        for (service, slot) in self.topology.services.iter().zip(&self.service_slots) {
-            let of_caller = slot.functions.iter().filter(|f| f.object.is_of(caller));
+        for (service, chain) in engine.topology.services.iter().zip(&self.chains) {
+            let of_caller = chain.iter().filter(|f| f.object.is_of(caller));
             functions.extend(of_caller.map(|function| FunctionView {
                 id: function.object.id,
                 origin: function.object.origin,
@@ -183,7 +90,7 @@ impl Server {
                 registers: function.registers.iter().map(|r| r.name.to_string()).collect(),
             }));
         }
-        let of_caller = self.functions.detached.iter().filter(|object| object.is_of(caller));
+        let of_caller = self.detached.iter().filter(|object| object.is_of(caller));
         functions.extend(of_caller.map(|object| FunctionView {
             id: object.id,
             origin: object.origin,
@@ -197,14 +104,15 @@ impl Server {
     }
 
     /// Counters of requests about functions.
-    pub fn function_counters(&self) -> Arc<FunctionCounters> {
-        self.functions.counters.clone()
+    pub fn counters(&self) -> Arc<FunctionCounters> {
+        self.counters.clone()
     }
 
     /// Creates a function, which is attached to nothing. `content` is that of its file, which is read here if there is none. With `bound` it
     /// ends with the caller's connection. Returns its id.
-    pub fn create_function(
+    pub fn create(
         &mut self,
+        engine: &Engine,
         caller: Caller,
         spec: &Spec,
         content: Option<Vec<u8>>,
@@ -226,16 +134,16 @@ impl Server {
         }
         let too_many = !caller.is_operator() && own.len() >= CREATED_PER_USER_MAX;
         if too_many || created.len() >= CREATED_MAX {
-            self.functions.counters.count_refused(Refused::Limit);
+            self.counters.count_refused(Refused::Limit);
             return Err(FunctionError::TooManyCreated(caller.user));
         }
-        let content = self.content_of(caller, spec, content)?.into();
+        let content = self.content_of(engine, caller, spec, content)?.into();
         let origin = Origin::Created { user: caller.user, connection };
-        let (id, written) = (self.functions.next_id(), Vec::new());
-        let spec = self.with_deadline(spec, origin);
+        let (id, written) = (self.next_id(), Vec::new());
+        let spec = self.with_deadline(engine, spec, origin);
         let object = Object { id, origin, spec, written, content, ring: None };
         self.check_detached(&object)?;
-        self.functions.detached.push(object);
+        self.detached.push(object);
         Ok(id)
     }
 
@@ -243,27 +151,28 @@ impl Server {
     /// one that the function has. Returns the descriptors of the region and of the wake-ups, and the number of workers.
     pub fn make_ring(
         &mut self,
+        engine: &Engine,
         caller: Caller,
         id: u64,
         entries: u32,
         message_bytes: u32,
     ) -> Result<(Vec<OwnedFd>, usize), FunctionError> {
-        let at = match self.find(caller, &Target::Id(id))? {
+        let at = match self.find(engine, caller, &Target::Id(id))? {
             Found::Detached(at) => at,
             Found::Attached(index, of) => {
-                let name = self.service_slots[index].functions[of].object.spec.name.clone();
-                let service = self.topology.services[index].name.clone();
+                let name = self.chains[index][of].object.spec.name.clone();
+                let service = engine.topology.services[index].name.clone();
                 return Err(FunctionError::Attached { name, service });
             }
         };
-        let name = self.functions.detached[at].spec.name.clone();
+        let name = self.detached[at].spec.name.clone();
         // The ring that it has stays if the other one is refused.
         let bytes_of = |users: &dyn Fn(&Object) -> bool| -> u64 {
             let others = self.objects().filter(|object| object.id != id && users(object));
             others.filter_map(|object| object.ring.as_ref()).map(|ring| ring.bytes()).sum()
         };
         let left = BYTES_MAX.saturating_sub(bytes_of(&|_| true));
-        let left = match self.functions.detached[at].origin {
+        let left = match self.detached[at].origin {
             Origin::Created { user, .. } if !Caller { user, connection: None }.is_operator() => {
                 let own = bytes_of(
                     &|object| matches!(object.origin, Origin::Created { user: of, .. } if of == user),
@@ -272,42 +181,43 @@ impl Server {
             }
             _ => left,
         };
-        let left = left.min(self.ring_bytes_left(id, &self.functions.detached[at]));
-        let workers = self.fabric.workers();
+        let left = left.min(self.ring_bytes_left(engine, id, &self.detached[at]));
+        let workers = engine.fabric.workers();
         let ring = ApplicationRing::new(&name, workers, entries, message_bytes, left);
-        let ring = ring.inspect_err(|_| self.functions.counters.count_refused(Refused::Limit))?;
+        let ring = ring.inspect_err(|_| self.counters.count_refused(Refused::Limit))?;
         let files = ring.files().map_err(|error| FunctionError::Ring(name, error.to_string()))?;
-        self.functions.detached[at].ring = Some(Arc::new(ring));
+        self.detached[at].ring = Some(Arc::new(ring));
         Ok((files, workers))
     }
 
     /// Attaches a function that was created to a service.
     pub fn attach_created(
         &mut self,
+        engine: &Engine,
         caller: Caller,
         id: u64,
         service: &str,
         place: &Place,
     ) -> Result<Attachment, FunctionError> {
-        let at = match self.find(caller, &Target::Id(id))? {
+        let at = match self.find(engine, caller, &Target::Id(id))? {
             Found::Detached(at) => at,
             Found::Attached(index, of) => {
-                let name = self.service_slots[index].functions[of].object.spec.name.clone();
-                let service = self.topology.services[index].name.clone();
+                let name = self.chains[index][of].object.spec.name.clone();
+                let service = engine.topology.services[index].name.clone();
                 return Err(FunctionError::Attached { name, service });
             }
         };
-        let chain = self.chain_for(caller, service)?;
-        let object = self.functions.detached[at].clone();
+        let chain = self.chain_for(engine, caller, service)?;
+        let object = self.detached[at].clone();
         let name = &object.spec.name;
         if self.functions_on(chain).any(|function| function.object.spec.name == *name) {
             let (service, name) = (service.to_owned(), name.clone());
             return Err(FunctionError::NameInChain { service, name });
         }
-        let inserted = self.insert(caller, chain, object, place);
+        let inserted = self.insert(engine, caller, chain, object, place);
         // Also behind a worker that is late: the chain has the function then.
         if self.functions_on(chain).any(|function| function.object.id == id) {
-            self.functions.detached.retain(|object| object.id != id);
+            self.detached.retain(|object| object.id != id);
         }
         inserted?;
         Ok(Attachment { id, replaced: false })
@@ -316,13 +226,14 @@ impl Server {
     /// Attaches a function to a service; it ends when it is detached. A function with its name is replaced.
     pub fn attach_new(
         &mut self,
+        engine: &Engine,
         caller: Caller,
         service: &str,
         spec: &Spec,
         content: Option<Vec<u8>>,
         place: &Place,
     ) -> Result<Attachment, FunctionError> {
-        let chain = self.chain_for(caller, service)?;
+        let chain = self.chain_for(engine, caller, service)?;
         if !is_name(&spec.name) {
             return Err(FunctionError::Name(spec.name.clone()));
         }
@@ -331,7 +242,7 @@ impl Server {
         let ring = former.and_then(|object| object.ring.clone());
         let (id, origin) = match former {
             Some(object) if !object.is_of(caller) => {
-                self.functions.counters.count_refused(Refused::Function);
+                self.counters.count_refused(Refused::Function);
                 let (service, name) = (service.to_owned(), spec.name.clone());
                 return Err(FunctionError::NameInChain { service, name });
             }
@@ -339,43 +250,45 @@ impl Server {
             None => (None, Origin::Attached(caller.user)),
         };
         let dictionary = former.map(|of| (of.spec.dictionary.clone(), of.spec.dictionary_kib));
-        let content = self.content_of(caller, spec, content)?.into();
+        let content = self.content_of(engine, caller, spec, content)?.into();
         let replaced = id.is_some();
-        let id = id.unwrap_or_else(|| self.functions.next_id());
-        let (mut spec, written) = (self.with_deadline(spec, origin), Vec::new());
+        let id = id.unwrap_or_else(|| self.next_id());
+        let (mut spec, written) = (self.with_deadline(engine, spec, origin), Vec::new());
         if let Some(former) = dictionary.filter(|_| spec.dictionary.is_none()) {
             // It stays when the function is replaced.
             (spec.dictionary, spec.dictionary_kib) = former;
         }
         let object = Object { id, origin, spec, written, content, ring };
-        self.insert(caller, chain, object, place)?;
+        self.insert(engine, caller, chain, object, place)?;
         Ok(Attachment { id, replaced })
     }
 
     /// The same for the engine. Returns whether it has replaced a function.
-    pub fn attach_function(
+    pub fn attach(
         &mut self,
+        engine: &Engine,
         service: &str,
         spec: &Spec,
         place: Option<usize>,
     ) -> Result<bool, FunctionError> {
         let place = place.map_or(Place::Default, Place::At);
-        let attached = self.attach_new(Caller::engine(), service, spec, None, &place)?;
+        let attached = self.attach_new(engine, Caller::engine(), service, spec, None, &place)?;
         Ok(attached.replaced)
     }
 
     /// Gives a chain one more function, in place of the one with its name if there is one. Neighbours are functions that the caller sees.
     fn insert(
         &mut self,
+        engine: &Engine,
         caller: Caller,
         chain: ChainOf,
         object: Object,
         place: &Place,
     ) -> Result<(), FunctionError> {
-        let topology = self.topology.clone();
+        let topology = engine.topology.clone();
         let service = &topology.services[chain.service];
         let code = self.open_code(&object.spec, &object.content, user_of(&object))?;
-        self.check_memory(service, &object, &object.in_force(), &code)?;
+        self.check_memory(engine, service, &object, &object.in_force(), &code)?;
         let of_chain = || path::name(service, chain.backend);
         let shown =
             |object: &Object| object.is_of(caller) || mutants::on("name_functions_of_others");
@@ -403,38 +316,52 @@ impl Server {
             Place::After(name) => neighbour(name)? + 1,
         };
         let mut places: Vec<Next> = order.iter().map(|(link, ..)| Next::Kept(*link)).collect();
-        let new = self.make_function((service, chain.backend), object, code, None)?;
+        let new = self.make_function(engine, (service, chain.backend), object, code, None)?;
         places.insert(at, Next::New(Box::new(new)));
         let (service, backend) = (service.name.clone(), chain.backend);
-        self.arrange(NextChain { service, backend, places })
+        self.arrange(engine, NextChain { service, backend, places })
     }
 
     /// Detaches a function. Returns where it came from: one of the file comes back with the next reload.
-    pub fn detach(&mut self, caller: Caller, target: &Target) -> Result<Origin, FunctionError> {
-        let (index, of) = self.attached(caller, target)?;
-        let slot = &self.service_slots[index];
-        let (link, origin) = (slot.functions[of].link, slot.functions[of].object.origin);
-        let backend = slot.functions[of].backend;
+    pub fn detach(
+        &mut self,
+        engine: &Engine,
+        caller: Caller,
+        target: &Target,
+    ) -> Result<Origin, FunctionError> {
+        let (index, of) = self.attached(engine, caller, target)?;
+        let function = &self.chains[index][of];
+        let (link, origin, backend) = (function.link, function.object.origin, function.backend);
         let kept = self.functions_on(ChainOf { service: index, backend });
         let kept = kept.filter(|function| function.link != link);
         let places = kept.map(|function| Next::Kept(function.link)).collect();
-        let service = self.topology.services[index].name.clone();
-        self.arrange(NextChain { service, backend, places })?;
+        let service = engine.topology.services[index].name.clone();
+        self.arrange(engine, NextChain { service, backend, places })?;
         Ok(origin)
     }
 
     /// The same for the engine.
-    pub fn detach_function(&mut self, service: &str, name: &str) -> Result<(), FunctionError> {
-        self.detach(Caller::engine(), &named(service, name)).map(drop)
+    pub fn detach_named(
+        &mut self,
+        engine: &Engine,
+        service: &str,
+        name: &str,
+    ) -> Result<(), FunctionError> {
+        self.detach(engine, Caller::engine(), &named(service, name)).map(drop)
     }
 
     /// Destroys a function that was created and is not attached.
-    pub fn destroy_function(&mut self, caller: Caller, id: u64) -> Result<(), FunctionError> {
-        match self.find(caller, &Target::Id(id))? {
-            Found::Detached(at) => drop(self.functions.detached.remove(at)),
+    pub fn destroy(
+        &mut self,
+        engine: &Engine,
+        caller: Caller,
+        id: u64,
+    ) -> Result<(), FunctionError> {
+        match self.find(engine, caller, &Target::Id(id))? {
+            Found::Detached(at) => drop(self.detached.remove(at)),
             Found::Attached(index, of) => {
-                let name = self.service_slots[index].functions[of].object.spec.name.clone();
-                let service = self.topology.services[index].name.clone();
+                let name = self.chains[index][of].object.spec.name.clone();
+                let service = engine.topology.services[index].name.clone();
                 return Err(FunctionError::StillAttached { name, service });
             }
         }
@@ -442,34 +369,35 @@ impl Server {
     }
 
     /// A connection to the control socket has ended: its functions end with it. Returns how many they were.
-    pub fn end_connection(&mut self, connection: u64) -> usize {
+    pub fn end_connection(&mut self, engine: &Engine, connection: u64) -> usize {
         let is_its = |object: &Object| matches!(object.origin, Origin::Created { connection: Some(of), .. } if of == connection);
         let ended: Vec<u64> = self.objects().filter(|o| is_its(o)).map(|o| o.id).collect();
         for id in &ended {
-            let engine = Caller::engine();
-            if let Ok(Found::Attached(..)) = self.find(engine, &Target::Id(*id))
-                && let Err(error) = self.detach(engine, &Target::Id(*id))
+            let caller = Caller::engine();
+            if let Ok(Found::Attached(..)) = self.find(engine, caller, &Target::Id(*id))
+                && let Err(error) = self.detach(engine, caller, &Target::Id(*id))
             {
                 tracing::error!(id, "{error}; the function ends when the kernel returns");
             }
-            self.functions.detached.retain(|object| object.id != *id);
+            self.detached.retain(|object| object.id != *id);
         }
         ended.len()
     }
 
     /// Gives a function other code, other parameters or another policy. If only parameters and the policy for failures differ, they are written
     /// into its instances, which keep their registers; otherwise it gets new instances, and its counters begin again. Returns where it came from.
-    pub fn replace_function(
+    pub fn replace(
         &mut self,
+        engine: &Engine,
         caller: Caller,
         target: &Target,
         by: &Replacement,
         content: Option<Vec<u8>>,
     ) -> Result<Origin, FunctionError> {
-        let found = self.find(caller, target)?;
+        let found = self.find(engine, caller, target)?;
         let object = match found {
-            Found::Attached(index, of) => &self.service_slots[index].functions[of].object,
-            Found::Detached(at) => &self.functions.detached[at],
+            Found::Attached(index, of) => &self.chains[index][of].object,
+            Found::Detached(at) => &self.detached[at],
         };
         let mut object = object.clone();
         let (before, origin) = (object.clone(), object.origin);
@@ -487,30 +415,29 @@ impl Server {
         if params.is_some() {
             object.written.clear();
         }
-        object.spec = self.with_deadline(&object.spec, origin);
+        object.spec = self.with_deadline(engine, &object.spec, origin);
         if function.is_some() || object.spec.file() != before.spec.file() {
-            object.content = self.content_of(caller, &object.spec, content)?.into();
+            object.content = self.content_of(engine, caller, &object.spec, content)?.into();
         }
         match found {
             Found::Attached(index, of)
                 if object.in_force().memory_on(1) > before.in_force().memory_on(1) =>
             {
-                let code = &self.service_slots[index].functions[of].code;
-                let service = &self.topology.services[index];
-                self.check_memory(service, &before, &object.in_force(), code)?;
+                let code = &self.chains[index][of].code;
+                let service = &engine.topology.services[index];
+                self.check_memory(engine, service, &before, &object.in_force(), code)?;
             }
             _ => {}
         }
         match found {
             Found::Detached(at) => {
                 self.check_detached(&object)?;
-                self.functions.detached[at] = object;
+                self.detached[at] = object;
             }
             Found::Attached(index, of) if before.has_code_of(&object.spec, &object.content) => {
-                let topology = self.topology.clone();
+                let topology = engine.topology.clone();
                 let service = &topology.services[index];
-                let AttachedFunction { link, backend, .. } =
-                    self.service_slots[index].functions[of];
+                let AttachedFunction { link, backend, .. } = self.chains[index][of];
                 let mut settings = self.settings_of(&object, path::sizes(service, backend))?;
                 if params.is_none() {
                     settings.clear();
@@ -521,12 +448,12 @@ impl Server {
                     false => Next::Kept(function.link),
                 });
                 let places = places.collect();
-                self.arrange(NextChain { service: service.name.clone(), backend, places })?;
+                self.arrange(engine, NextChain { service: service.name.clone(), backend, places })?;
             }
             Found::Attached(index, of) => {
-                let backend = self.service_slots[index].functions[of].backend;
+                let backend = self.chains[index][of].backend;
                 let chain = ChainOf { service: index, backend };
-                self.insert(caller, chain, object, &Place::Default)?;
+                self.insert(engine, caller, chain, object, &Place::Default)?;
             }
         }
         Ok(origin)
@@ -536,12 +463,13 @@ impl Server {
     /// state ([`Merge::State`]): only a read copies it.
     pub fn registers(
         &mut self,
+        engine: &Engine,
         caller: Caller,
         target: &Target,
         action: &RegisterAction,
     ) -> Result<Registers, FunctionError> {
-        let (index, of) = self.attached(caller, target)?;
-        let function = &self.service_slots[index].functions[of];
+        let (index, of) = self.attached(engine, caller, target)?;
+        let function = &self.chains[index][of];
         let command = match action {
             RegisterAction::Read => Command::Read,
             RegisterAction::Reset => Command::Reset,
@@ -560,67 +488,80 @@ impl Server {
                 object.note_written(setting, *value);
                 let spec = object.in_force();
                 if spec.memory_on(1) > before {
-                    let service = &self.topology.services[index];
-                    self.check_memory(service, &object, &spec, &function.code)?;
+                    let service = &engine.topology.services[index];
+                    self.check_memory(engine, service, &object, &spec, &function.code)?;
                 }
                 Command::Write { register, value: *value }
             }
         };
-        let registers = self.registers_after(index, of, command)?;
+        let registers = self.registers_after(engine, index, of, command)?;
         if let RegisterAction::Write(setting, value) = action {
-            self.service_slots[index].functions[of].object.note_written(setting, *value);
+            self.chains[index][of].object.note_written(setting, *value);
         }
         Ok(registers)
     }
 
     /// Reads all registers of a function, for the engine.
-    pub fn read_function(&self, service: &str, name: &str) -> Result<Registers, FunctionError> {
-        let (index, of) = self.attached(Caller::engine(), &named(service, name))?;
-        self.registers_after(index, of, Command::Read)
+    pub fn read(
+        &self,
+        engine: &Engine,
+        service: &str,
+        name: &str,
+    ) -> Result<Registers, FunctionError> {
+        let (index, of) = self.attached(engine, Caller::engine(), &named(service, name))?;
+        self.registers_after(engine, index, of, Command::Read)
     }
 
     /// The state of a function, merged over all workers; empty if it has none.
-    pub fn function_state(
+    pub fn state(
         &mut self,
+        engine: &Engine,
         caller: Caller,
         target: &Target,
     ) -> Result<Vec<u8>, FunctionError> {
-        let (index, of) = self.attached(caller, target)?;
-        Ok(self.command(index, of, Command::Read)?.state)
+        let (index, of) = self.attached(engine, caller, target)?;
+        Ok(self.command(engine, index, of, Command::Read)?.state)
     }
 
     fn registers_after(
         &self,
+        engine: &Engine,
         index: usize,
         of: usize,
         command: Command,
     ) -> Result<Registers, FunctionError> {
-        let reading = self.command(index, of, command)?;
-        let registers = self.service_slots[index].functions[of].registers.iter();
+        let reading = self.command(engine, index, of, command)?;
+        let registers = self.chains[index][of].registers.iter();
         let shown = registers
             .zip(reading.values)
             .filter(|(register, _)| command == Command::Read || register.merge != Merge::State);
         Ok(shown.map(|(register, value)| (register.name.to_string(), value)).collect())
     }
 
-    fn command(&self, index: usize, of: usize, command: Command) -> Result<Reading, FunctionError> {
-        let slot = &self.service_slots[index];
-        let function = &slot.functions[of];
+    fn command(
+        &self,
+        engine: &Engine,
+        index: usize,
+        of: usize,
+        command: Command,
+    ) -> Result<Reading, FunctionError> {
+        let slot = engine.slots[index].slot;
+        let function = &self.chains[index][of];
         let (reply, replies) = mpsc::channel();
-        self.fabric.post_to_all(|_| {
+        engine.fabric.post_to_all(|_| {
             let request = ChainRequest::Command(function.link, command);
-            let place = ChainPlace { slot: slot.slot, backend: function.backend };
+            let place = ChainPlace { slot, backend: function.backend };
             ControlMessage::Chain(place, request, reply.clone())
         });
         drop(reply);
         let failed = |error| FunctionError::Command(function.object.spec.name.clone(), error);
-        let mut readings = Vec::with_capacity(self.fabric.workers());
-        for _ in 0..self.fabric.workers() {
-            if let ChainReply::Command(done) = self.next_reply(&replies)? {
+        let mut readings = Vec::with_capacity(engine.fabric.workers());
+        for _ in 0..engine.fabric.workers() {
+            if let ChainReply::Command(done) = self.next_reply(engine, &replies)? {
                 readings.push(done.map_err(failed)?);
             }
         }
-        let sizes = path::sizes(&self.topology.services[index], function.backend);
+        let sizes = path::sizes(&engine.topology.services[index], function.backend);
         let make = || {
             let made = function.code.instance(&function.object.spec, sizes);
             made.map_err(|error| Failure(error.to_string()))
@@ -632,13 +573,14 @@ impl Server {
     /// The content of a function's file: that which came with the request, or that of the operator's file.
     fn content_of(
         &self,
+        engine: &Engine,
         caller: Caller,
         spec: &Spec,
         content: Option<Vec<u8>>,
     ) -> Result<Vec<u8>, FunctionError> {
         match content {
             Some(content) if spec.file().is_some() => Ok(content),
-            _ if spec.file().is_none() || caller.is_operator() => self.read_file(spec),
+            _ if spec.file().is_none() || caller.is_operator() => self.read_file(engine, spec),
             _ => Err(FunctionError::NoContent(caller.user)),
         }
     }
@@ -651,37 +593,44 @@ impl Server {
     }
 
     fn objects(&self) -> impl Iterator<Item = &Object> {
-        let attached = self.service_slots.iter().flat_map(|slot| &slot.functions);
-        attached.map(|function| &function.object).chain(&self.functions.detached)
+        let attached = self.chains.iter().flatten();
+        attached.map(|function| &function.object).chain(&self.detached)
     }
 
-    fn any_service(&self, name: &str) -> Result<usize, FunctionError> {
-        self.service_for(Caller::engine(), name)
-    }
-
-    fn may_attach(&self, caller: Caller, service: &Service) -> bool {
-        caller.is_operator() || is_user_of(caller.user, service, &self.topology.tenants)
+    fn any_service(&self, engine: &Engine, name: &str) -> Result<usize, FunctionError> {
+        self.service_for(engine, Caller::engine(), name)
     }
 
     /// A service to which the caller may attach functions.
-    fn service_for(&self, caller: Caller, name: &str) -> Result<usize, FunctionError> {
-        let mut services = self.topology.services.iter();
-        let found = services.position(|s| s.name == name && self.may_attach(caller, s));
-        found.ok_or_else(|| self.no_service(caller, name))
+    fn service_for(
+        &self,
+        engine: &Engine,
+        caller: Caller,
+        name: &str,
+    ) -> Result<usize, FunctionError> {
+        let tenants = &engine.topology.tenants;
+        let mut services = engine.topology.services.iter();
+        let found = services.position(|s| s.name == name && caller.may_attach(s, tenants));
+        found.ok_or_else(|| self.no_service(engine, caller, name))
     }
 
     /// A chain to which the caller may attach functions.
-    fn chain_for(&self, caller: Caller, name: &str) -> Result<ChainOf, FunctionError> {
+    fn chain_for(
+        &self,
+        engine: &Engine,
+        caller: Caller,
+        name: &str,
+    ) -> Result<ChainOf, FunctionError> {
         let (of, backend) = path::split(name);
-        let service = self.service_for(caller, of)?;
+        let service = self.service_for(engine, caller, of)?;
         let Some(backend) = backend else { return Ok(ChainOf { service, backend: None }) };
-        let at = path::backend_at(&self.topology.services[service], backend);
-        let backend = Some(at.ok_or_else(|| self.no_backend(service, backend))?);
+        let at = path::backend_at(&engine.topology.services[service], backend);
+        let backend = Some(at.ok_or_else(|| self.no_backend(engine, service, backend))?);
         Ok(ChainOf { service, backend })
     }
 
-    fn no_backend(&self, service: usize, name: &str) -> FunctionError {
-        let service = &self.topology.services[service];
+    fn no_backend(&self, engine: &Engine, service: usize, name: &str) -> FunctionError {
+        let service = &engine.topology.services[service];
         let backends = list(service.backends.iter().map(|backend| &*backend.name));
         let (service, name) = (service.name.clone(), name.to_owned());
         FunctionError::NoBackend { service, name, backends }
@@ -689,32 +638,38 @@ impl Server {
 
     /// The functions of a chain.
     fn functions_on(&self, chain: ChainOf) -> impl Iterator<Item = &AttachedFunction> {
-        let functions = self.service_slots[chain.service].functions.iter();
+        let functions = self.chains[chain.service].iter();
         functions.filter(move |function| function.backend == chain.backend)
     }
 
-    fn no_service(&self, caller: Caller, name: &str) -> FunctionError {
-        self.functions.counters.count_refused(Refused::Service);
+    fn no_service(&self, engine: &Engine, caller: Caller, name: &str) -> FunctionError {
+        self.counters.count_refused(Refused::Service);
+        let tenants = &engine.topology.tenants;
         let those =
-            self.topology.services.iter().filter(|service| self.may_attach(caller, service));
+            engine.topology.services.iter().filter(|service| caller.may_attach(service, tenants));
         let (name, services) = (name.to_owned(), list(those.map(|service| &*service.name)));
         FunctionError::NoService { name, services }
     }
 
     /// A function of the caller. One of another user does not exist for it.
-    fn find(&self, caller: Caller, target: &Target) -> Result<Found, FunctionError> {
+    fn find(
+        &self,
+        engine: &Engine,
+        caller: Caller,
+        target: &Target,
+    ) -> Result<Found, FunctionError> {
         let refused = |error| {
-            self.functions.counters.count_refused(Refused::Function);
+            self.counters.count_refused(Refused::Function);
             Err(error)
         };
         match target {
             Target::Id(id) => {
                 let is_it = |object: &Object| object.id == *id && object.is_of(caller);
-                let detached = self.functions.detached.iter().position(is_it);
+                let detached = self.detached.iter().position(is_it);
                 let attached = || {
-                    let mut slots = self.service_slots.iter().enumerate();
-                    slots.find_map(|(index, slot)| {
-                        let of = slot.functions.iter().position(|f| is_it(&f.object));
+                    let mut chains = self.chains.iter().enumerate();
+                    chains.find_map(|(index, chain)| {
+                        let of = chain.iter().position(|f| is_it(&f.object));
                         of.map(|of| Found::Attached(index, of))
                     })
                 };
@@ -725,17 +680,18 @@ impl Server {
             }
             Target::Named { service, name } => {
                 // Also a service that the caller may not attach to any more.
+                let tenants = &engine.topology.tenants;
                 let (of, backend) = path::split(service);
-                let index = self.topology.services.iter().position(|s| s.name == of);
-                let Some(index) = index else { return Err(self.no_service(caller, of)) };
-                let at = |name| path::backend_at(&self.topology.services[index], name);
+                let index = engine.topology.services.iter().position(|s| s.name == of);
+                let Some(index) = index else { return Err(self.no_service(engine, caller, of)) };
+                let at = |name| path::backend_at(&engine.topology.services[index], name);
                 let at = match backend {
                     None => None,
                     Some(backend) => {
-                        Some(at(backend).ok_or_else(|| self.no_backend(index, backend))?)
+                        Some(at(backend).ok_or_else(|| self.no_backend(engine, index, backend))?)
                     }
                 };
-                let functions = &self.service_slots[index].functions;
+                let functions = &self.chains[index];
                 let of_chain = |f: &&AttachedFunction| f.backend == at && f.object.is_of(caller);
                 let own = || functions.iter().filter(of_chain);
                 let is_it = |function: &AttachedFunction| {
@@ -745,9 +701,9 @@ impl Server {
                     return Ok(Found::Attached(index, of));
                 }
                 if own().next().is_none()
-                    && !self.may_attach(caller, &self.topology.services[index])
+                    && !caller.may_attach(&engine.topology.services[index], tenants)
                 {
-                    return Err(self.no_service(caller, service));
+                    return Err(self.no_service(engine, caller, service));
                 }
                 let functions = list(own().map(|function| &*function.object.spec.name));
                 let (service, name) = (service.clone(), name.clone());
@@ -757,11 +713,16 @@ impl Server {
     }
 
     /// A function of the caller that is attached.
-    fn attached(&self, caller: Caller, target: &Target) -> Result<(usize, usize), FunctionError> {
-        match self.find(caller, target)? {
+    fn attached(
+        &self,
+        engine: &Engine,
+        caller: Caller,
+        target: &Target,
+    ) -> Result<(usize, usize), FunctionError> {
+        match self.find(engine, caller, target)? {
             Found::Attached(index, of) => Ok((index, of)),
             Found::Detached(at) => {
-                let name = self.functions.detached[at].spec.name.clone();
+                let name = self.detached[at].spec.name.clone();
                 Err(FunctionError::NotAttached(name))
             }
         }

@@ -22,17 +22,19 @@ mod runtimes;
 mod server;
 mod shm_acceptor;
 mod shutdown;
-mod tenants;
+pub mod tenants;
 #[cfg(test)]
 mod tests;
 mod transfers;
 
+pub use base::caller::Caller;
+pub use base::engine::Engine;
 pub use base::error::ServerError;
 pub use base::watchdog::{Stall, Stalls};
-pub use change::plan::{Refusal, ServiceAction};
-pub use change::{ChangeError, ChangeReport, EntryChange, ServiceChange};
+pub use change::plan::{EntryChange, Refusal, ServiceAction};
+pub use change::{ChangeError, ChangeReport, ServiceChange};
 pub use functions::{
-    Attachment, Caller, FunctionCounters, FunctionError, FunctionView, Origin, Place, REFUSED,
+    Attachment, FunctionCounters, FunctionError, FunctionView, Functions, Origin, Place, REFUSED,
     Refused, RegisterAction, Registers, Replacement, Target, TracedMessage,
 };
 pub(crate) use functions::{Beneficiary, CompiledModule, Uncompiled};

@@ -27,6 +27,8 @@ use sys::local::{LocalError, LocalListener, LocalSocket, WakeFd, WakeSender, wai
 use sys::{RegionOptions, SharedMemory, Waker};
 use wire::handshake::{Answer, DEPTH_DEFAULT, HELLO_BYTES, Hello, Terms};
 
+use crate::base::engine::Engine;
+use crate::base::error::ServerError;
 use crate::base::handshake_queue::{HandshakePeer, HandshakeQueue, check_user};
 use worker::WorkerFabric;
 
@@ -59,6 +61,22 @@ pub(crate) struct MemoryPort {
     /// Slot of its service.
     pub(crate) slot: u16,
     pub(crate) service: Arc<Service>,
+}
+
+impl MemoryPort {
+    /// Those of the current services.
+    pub(crate) fn all(engine: &Engine) -> Vec<Self> {
+        let mut ports = Vec::new();
+        for (service, service_slot) in engine.services() {
+            let of = Arc::new(service.clone());
+            ports.extend(service.memory_ports.iter().map(|path| Self {
+                path: path.as_path().into(),
+                slot: service_slot.slot,
+                service: of.clone(),
+            }));
+        }
+        ports
+    }
 }
 
 /// Clients that must depart.
@@ -123,6 +141,43 @@ struct Shared {
     pause_requests: Mutex<Vec<PauseRequest>>,
 }
 
+/// The shared-memory ports of a server.
+pub(crate) struct MemoryPorts {
+    /// Started with the first port.
+    acceptor: Option<ShmAcceptor>,
+    /// Of the workers, in order.
+    wakers: Vec<Waker>,
+}
+
+impl MemoryPorts {
+    /// None yet. `wakers` are the workers', in order.
+    pub(crate) fn new(wakers: Vec<Waker>) -> Self {
+        Self { acceptor: None, wakers }
+    }
+
+    /// Whether there was never a port.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.acceptor.is_none()
+    }
+
+    /// What accepts clients.
+    pub(crate) fn acceptor(&mut self, engine: &Engine) -> Result<&ShmAcceptor, ServerError> {
+        if self.acceptor.is_none() {
+            let limits = engine.topology.limits.clone();
+            let started = ShmAcceptor::start(limits, engine.fabric.clone(), self.wakers.clone());
+            self.acceptor = Some(started.map_err(ServerError::no_thread("memory-ports"))?);
+        }
+        Ok(self.acceptor.as_ref().expect("it is started above"))
+    }
+
+    /// Stops accepting clients and removes the files of the sockets.
+    pub(crate) fn stop_listening(&self) {
+        if let Some(acceptor) = &self.acceptor {
+            acceptor.stop_listening();
+        }
+    }
+}
+
 /// Runs until it is dropped; after that the workers' clients must be closed.
 pub(crate) struct ShmAcceptor {
     shared: Arc<Shared>,
@@ -131,7 +186,7 @@ pub(crate) struct ShmAcceptor {
 
 impl ShmAcceptor {
     /// Starts the thread; it has no ports. `wakers` are the workers', in order.
-    pub(crate) fn start(
+    fn start(
         limits: Limits,
         fabric: Arc<WorkerFabric>,
         wakers: Vec<Waker>,
@@ -179,8 +234,7 @@ impl ShmAcceptor {
         })
     }
 
-    /// Stops accepting clients and removes the files of the sockets.
-    pub(crate) fn stop_listening(&self) {
+    fn stop_listening(&self) {
         self.shared.draining.store(true, Ordering::Relaxed);
         self.shared.wake_fd.wake();
     }

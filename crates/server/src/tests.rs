@@ -14,7 +14,7 @@ use onpath::Spec;
 use wire::nic::{NicError, Transport};
 
 use super::*;
-use crate::change::Occasion;
+use crate::change::install::{Occasion, install};
 use crate::functions::{Place, RegisterAction, Target};
 
 /// Blocks that do nothing, once they have started.
@@ -56,7 +56,14 @@ fn a_worker_that_panics_while_it_starts_is_noticed_beside_one_that_runs() {
     let installs = ServiceInstall::for_workers(1, &service, &counters, starts.map(share).into());
     let deadline = Instant::now() + Duration::from_secs(20);
     let mut late = || Instant::now() > deadline;
-    let error = server.install(&service, installs, Occasion::Start, &mut late);
+    let error = install(
+        &server.engine,
+        &mut server.workers,
+        &service,
+        installs,
+        Occasion::Start,
+        &mut late,
+    );
     let error = error.unwrap_err();
     assert!(matches!(error, ChangeError::Start(ServerError::Panicked)), "{error}");
 }
@@ -104,7 +111,10 @@ fn with_stuck_worker() -> Server {
     let counters = ServiceMetrics::new("b".into(), 1);
     let share = vec![Attachment { blocks: Box::new(Stuck), ends: Vec::new(), pool: None }];
     let installs = ServiceInstall::for_workers(1, &service, &counters, vec![share]);
-    server.install(&service, installs, Occasion::Start, &mut || false).unwrap();
+    install(&server.engine, &mut server.workers, &service, installs, Occasion::Start, &mut || {
+        false
+    })
+    .unwrap();
     server
 }
 
@@ -113,9 +123,9 @@ fn a_function_that_is_attached_to_a_stuck_worker_is_in_one_place() {
     let mut server = with_stuck_worker();
     let engine = Caller::engine();
     let spec = Spec::new("late", "passthrough");
-    let id = server.create_function(engine, &spec, None, false).unwrap();
+    let id = server.functions.create(&server.engine, engine, &spec, None, false).unwrap();
     let places = |server: &Server| -> Vec<Option<String>> {
-        let functions = server.functions().into_iter();
+        let functions = server.functions.list(&server.engine, Caller::engine()).into_iter();
         functions.filter(|function| function.id == id).map(|function| function.service).collect()
     };
     assert_eq!(places(&server), [None]);
@@ -125,21 +135,28 @@ fn a_function_that_is_attached_to_a_stuck_worker_is_in_one_place() {
         assert!(Instant::now() < deadline, "the worker takes no turn");
         std::thread::sleep(Duration::from_millis(1));
     }
-    server.timeouts.step = Duration::from_millis(200);
-    let late = server.attach_created(engine, id, "a", &Place::Default).err().unwrap();
+    server.engine.timeouts.step = Duration::from_millis(200);
+    let late = server
+        .functions
+        .attach_created(&server.engine, engine, id, "a", &Place::Default)
+        .err()
+        .unwrap();
     assert!(matches!(late, FunctionError::Stuck(_)), "{late}");
     let attached = Some("a".to_owned());
     assert_eq!(places(&server), std::slice::from_ref(&attached), "the worker attaches it later");
-    let destroyed = server.destroy_function(engine, id).unwrap_err().to_string();
+    let destroyed = server.functions.destroy(&server.engine, engine, id).unwrap_err().to_string();
     assert!(destroyed.contains("is attached to service \"a\": detach it first"), "{destroyed}");
     HOLD.store(false, Ordering::Relaxed);
-    server.timeouts.step = Duration::from_secs(30);
+    server.engine.timeouts.step = Duration::from_secs(30);
     let target = Target::Id(id);
-    assert_eq!(server.registers(engine, &target, &RegisterAction::Read).unwrap(), []);
+    assert_eq!(
+        server.functions.registers(&server.engine, engine, &target, &RegisterAction::Read).unwrap(),
+        []
+    );
     assert_eq!(places(&server), [attached]);
-    server.detach(engine, &target).unwrap();
+    server.functions.detach(&server.engine, engine, &target).unwrap();
     assert_eq!(places(&server), [None]);
-    server.destroy_function(engine, id).unwrap();
+    server.functions.destroy(&server.engine, engine, id).unwrap();
     assert_eq!(places(&server), []);
 }
 

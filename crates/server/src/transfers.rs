@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use engine::BlockEnds;
-use engine::topology::{Backend, Service};
-use engine::transfers::{TransferOrder, TransferPlace, Transfers, refused};
+use engine::topology::{Backend, Service, Tenant};
+use engine::transfers::{self, TransferOrder, TransferPlace, refused};
 use mqueue::abi::{TransferDone, transfer_stage, transfer_status as status};
 use sys::SharedMemory;
 use transfer::TransferHandle;
@@ -29,12 +29,57 @@ use transfer::{
 };
 use wire::nic::LentStream;
 
-pub(crate) use self::files::OpenFiles;
 pub(crate) use self::files::read_key;
-use self::files::{OpenFile, PeerError};
+use self::files::{OpenFile, OpenFiles, PeerError};
+use crate::base::error::ServerError;
 
 /// Most orders that wait for a courier; further ones are answered as `EXHAUSTED`.
 const ORDERS_MAX: usize = 4096;
+
+/// The engine that does transfers of kernels: started when the first service asks for it.
+#[derive(Default)]
+pub(crate) struct Transfers {
+    engine: Option<Arc<Engine>>,
+}
+
+impl Transfers {
+    /// With an engine that exists already, if there is one.
+    pub(crate) fn new(engine: Option<Arc<Engine>>) -> Self {
+        Self { engine }
+    }
+
+    /// What does the transfers of a service's kernels, if they ask for any.
+    pub(crate) fn of(
+        &mut self,
+        service: &Service,
+    ) -> Result<Option<Arc<ServiceTransfers>>, ServerError> {
+        if !service.backends.iter().any(Backend::does_transfers) {
+            return Ok(None);
+        }
+        if self.engine.is_none() {
+            let started = Engine::start(transfer::Limits::default());
+            self.engine = Some(Arc::new(started.map_err(ServerError::no_thread("transfer"))?));
+        }
+        let engine = self.engine.as_ref().expect("it is started above");
+        ServiceTransfers::start(service, engine).map(Some)
+    }
+
+    /// The counters of transfers of kernels, if one was ever asked for.
+    pub(crate) fn counters(&self) -> Option<Arc<transfer::Counters>> {
+        self.engine.as_ref().map(|engine| engine.counters())
+    }
+
+    /// The tenants of now, with their weights and users.
+    pub(crate) fn set_tenants(&self, tenants: &[Tenant]) {
+        let Some(engine) = &self.engine else { return };
+        let share = |tenant: &Tenant| transfer::TenantShare {
+            name: tenant.name.clone(),
+            weight: tenant.weight,
+            users: tenant.users.clone(),
+        };
+        engine.set_tenants(tenants.iter().map(share).collect());
+    }
+}
 
 /// The transfers of one version of a service.
 pub(crate) struct ServiceTransfers {
@@ -46,20 +91,17 @@ pub(crate) struct ServiceTransfers {
 
 impl ServiceTransfers {
     /// Opens the files of a service and starts its couriers.
-    pub(crate) fn start(
-        service: &Service,
-        engine: &Arc<Engine>,
-    ) -> Result<Arc<Self>, super::ServerError> {
+    pub(crate) fn start(service: &Service, engine: &Arc<Engine>) -> Result<Arc<Self>, ServerError> {
         let files = OpenFiles::open(&service.files);
         let files =
-            files.map_err(|why| super::ServerError::File { service: service.name.clone(), why })?;
+            files.map_err(|why| ServerError::File { service: service.name.clone(), why })?;
         let mut couriers = Vec::new();
         for _ in 0..=files.peers() {
             let (sender, orders) = sync_channel(ORDERS_MAX);
             let (engine, tenant) = (engine.clone(), service.tenant.clone());
             let builder = std::thread::Builder::new().name("serval-orders".into());
             let started = builder.spawn(move || carry(&engine, &tenant, &orders));
-            started.map_err(super::ServerError::no_thread("orders"))?;
+            started.map_err(ServerError::no_thread("orders"))?;
             couriers.push(sender);
         }
         let (files, backends) = (Arc::new(files), service.backends.clone());
@@ -126,7 +168,7 @@ struct Executor {
     done: Receiver<(u64, TransferDone)>,
 }
 
-impl Transfers for Executor {
+impl transfers::Transfers for Executor {
     fn start(&mut self, number: u64, order: &TransferOrder, socket: Option<LentStream>) -> bool {
         let courier = self.block.files.courier(order);
         let start = Start { number, order: *order, socket, asked: Instant::now() };

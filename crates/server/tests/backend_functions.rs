@@ -62,7 +62,7 @@ fn answered(client: &UdpSocket, request: &str) -> String {
 }
 
 fn counted(server: &Server, register: &str) -> u64 {
-    let read = server.read_function("relay/db", "hot").unwrap();
+    let read = server.functions.read(&server.engine, "relay/db", "hot").unwrap();
     read.iter().find(|(name, _)| name == register).expect("it has this register").1
 }
 
@@ -218,7 +218,7 @@ fn functions_see_the_requests_of_several_blocks_at_a_time() {
     }
     let mut largest = [0; 2];
     eventually("requests and answers come in batches", || {
-        server.begin_trace(Caller::engine(), "relay/db", 64).unwrap();
+        server.functions.begin_trace(&server.engine, Caller::engine(), "relay/db", 64).unwrap();
         // Misses, so that there are answers: each key is written before.
         for (number, client) in clients.iter().enumerate() {
             client.send(format!("mg k{number} v t\r\n").as_bytes()).unwrap();
@@ -228,7 +228,11 @@ fn functions_see_the_requests_of_several_blocks_at_a_time() {
             let len = client.recv(&mut answer).unwrap();
             assert_eq!(answer[..len], *b"\0VA 1 t-1\r\nv\r\n", "{:?}", &answer[..len]);
         }
-        let traced = server.end_trace(Caller::engine(), "relay/db", true).unwrap().unwrap();
+        let traced = server
+            .functions
+            .end_trace(&server.engine, Caller::engine(), "relay/db", true)
+            .unwrap()
+            .unwrap();
         for message in traced {
             let largest = &mut largest[usize::from(message.traced.direction == Direction::Replies)];
             *largest = (*largest).max(message.traced.steps[0].batch);
@@ -301,30 +305,41 @@ fn functions_of_a_backend_change_while_the_service_runs() {
     let client = udp_client(address(&server, 0));
     answered(&client, "set a 0 0 3\r\none\r\n");
     // At run time, under the name of the backend.
-    assert!(server.attach_function("relay/none", &cache(&[]), None).is_err());
-    assert!(!server.attach_function("relay/db", &cache(&[]), None).unwrap());
+    assert!(server.functions.attach(&server.engine, "relay/none", &cache(&[]), None).is_err());
+    assert!(!server.functions.attach(&server.engine, "relay/db", &cache(&[]), None).unwrap());
     ask_until_hit(&server, &client, "get a\r\n");
-    assert!(server.read_function("relay", "hot").is_err(), "it is not on the path of clients");
-    let all = server.functions();
+    assert!(
+        server.functions.read(&server.engine, "relay", "hot").is_err(),
+        "it is not on the path of clients"
+    );
+    let all = server.functions.list(&server.engine, Caller::engine());
     let shown: Vec<_> = all.iter().map(|f| (f.service.as_deref(), &*f.spec.name)).collect();
     assert_eq!(shown, [(Some("relay/db"), "hot")]);
     let target = Target::Named { service: "relay/db".into(), name: "hot".into() };
     let write = RegisterAction::Write("age_ms".into(), 100);
-    server.registers(Caller::engine(), &target, &write).unwrap();
+    server.functions.registers(&server.engine, Caller::engine(), &target, &write).unwrap();
     // One on the path of clients has a chain of its own.
-    server.attach_function("relay", &Spec::new("hot", "passthrough"), None).unwrap();
-    assert_eq!(server.functions().len(), 2);
+    server
+        .functions
+        .attach(&server.engine, "relay", &Spec::new("hot", "passthrough"), None)
+        .unwrap();
+    assert_eq!(server.functions.list(&server.engine, Caller::engine()).len(), 2);
     // A reload with other functions does not touch the service.
     change(&mut server, wanted(vec![from(b"get ")]).services);
-    let names: Vec<_> = server.functions().iter().map(|f| f.spec.name.clone()).collect();
+    let names: Vec<_> = server
+        .functions
+        .list(&server.engine, Caller::engine())
+        .iter()
+        .map(|f| f.spec.name.clone())
+        .collect();
     assert_eq!(names, ["hot", "hot", "limits"], "what was attached stays, where it was: first");
     assert_eq!(through(&client, "delete a\r\n").0, status::REFUSED);
     ask_until_hit(&server, &client, "get a\r\n");
     assert_eq!(
-        server.detach(Caller::engine(), &target).unwrap(),
+        server.functions.detach(&server.engine, Caller::engine(), &target).unwrap(),
         Origin::Attached(Caller::engine().user)
     );
-    server.detach_function("relay/db", "limits").unwrap();
+    server.functions.detach_named(&server.engine, "relay/db", "limits").unwrap();
     assert_eq!(answered(&client, "delete a\r\n"), "DELETED\r\n");
     finish(server);
 }

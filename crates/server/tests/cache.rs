@@ -43,7 +43,7 @@ fn cache(upstream: SocketAddr, workers: usize, params: &[(&str, u64)]) -> Server
 }
 
 fn counted(server: &Server, register: &str) -> u64 {
-    let read = server.read_function("cache", "hot").unwrap();
+    let read = server.functions.read(&server.engine, "cache", "hot").unwrap();
     read.iter().find(|(name, _)| name == register).expect("it has this register").1
 }
 

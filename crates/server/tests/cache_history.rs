@@ -203,7 +203,7 @@ fn no_client_reads_what_was_overwritten() {
     let ports = [0, 1].map(|port| address(&server, port));
     // The cache serves nothing at first.
     let read_register = |register: &str| {
-        let read = server.read_function("cache", "hot").unwrap();
+        let read = server.functions.read(&server.engine, "cache", "hot").unwrap();
         read.iter().find(|(name, _)| name == register).unwrap().1
     };
     let mut client = Client::new(ports, false);

@@ -83,7 +83,7 @@ fn topology_of(plain: &Plain, keys: &Path) -> Topology {
 }
 
 fn counted(server: &Server, register: &str) -> u64 {
-    let read = server.read_function("coap", "auth").unwrap();
+    let read = server.functions.read(&server.engine, "coap", "auth").unwrap();
     read.iter().find(|(name, _)| name == register).expect("it has this register").1
 }
 

@@ -32,14 +32,20 @@ fn one(workers: usize) -> Server {
 fn deliver(server: &mut Server, entries: u32) -> (u64, CustomRing) {
     let mut spec = Spec::new("deliver", "deliver");
     spec.deadline_us = onpath::library::DEADLINE_US_MAX;
-    let id = server.create_function(Caller::engine(), &spec, None, false).unwrap();
-    let (files, workers) = server.make_ring(Caller::engine(), id, entries, LEN as u32).unwrap();
+    let id = server.functions.create(&server.engine, Caller::engine(), &spec, None, false).unwrap();
+    let (files, workers) = server
+        .functions
+        .make_ring(&server.engine, Caller::engine(), id, entries, LEN as u32)
+        .unwrap();
     assert_eq!(workers, server.topology().engine.workers);
     (id, CustomRing::open(files).unwrap())
 }
 
 fn attach(server: &mut Server, id: u64) {
-    server.attach_created(Caller::engine(), id, "a", &Place::Default).unwrap();
+    server
+        .functions
+        .attach_created(&server.engine, Caller::engine(), id, "a", &Place::Default)
+        .unwrap();
 }
 
 fn message(client: u64, sequence: u64) -> [u8; LEN] {
@@ -110,13 +116,13 @@ fn a_million_requests_arrive_in_order_and_none_is_lost() {
     assert_eq!(ring.read(&mut found), Ok(None));
     let streams: Vec<_> = senders.into_iter().map(|sender| sender.join().unwrap()).collect();
     eventually("the last ones are counted", || {
-        let counted = server.functions().remove(0).counted;
+        let counted = server.functions.list(&server.engine, Caller::engine()).remove(0).counted;
         server.metrics().service(0).consumed + counted.delivered == 2 * CLIENTS * EACH
     });
     assert_accounts(&server);
     let a = server.metrics().service(0);
     assert_eq!((a.received, a.consumed, a.replied), (CLIENTS * EACH, CLIENTS * EACH, 0));
-    let counted = server.functions().remove(0).counted;
+    let counted = server.functions.list(&server.engine, Caller::engine()).remove(0).counted;
     assert_eq!((counted.delivered, counted.ring_full), (CLIENTS * EACH, 0));
     drop(streams);
     assert!(server.shutdown().is_clean());
@@ -131,7 +137,7 @@ fn what_finds_no_room_is_counted_and_leaves_a_gap_in_the_numbers() {
     let client = udp_client(address(&server, 0));
     let from = client.local_addr().unwrap();
     let counted = |server: &Server| {
-        let counted = server.functions().remove(0).counted;
+        let counted = server.functions.list(&server.engine, Caller::engine()).remove(0).counted;
         (counted.delivered, counted.ring_full)
     };
     let mut sent = 0;
@@ -161,7 +167,7 @@ fn what_finds_no_room_is_counted_and_leaves_a_gap_in_the_numbers() {
     (40..43).for_each(|number| expect(&mut ring, number));
     // What the ring has survives a detach, other instances, and another version of the service.
     send(&server, 2);
-    server.detach(Caller::engine(), &Target::Id(id)).unwrap();
+    server.functions.detach(&server.engine, Caller::engine(), &Target::Id(id)).unwrap();
     attach(&mut server, id);
     let mut a = server.topology().services[0].clone();
     a.slots = 32;
@@ -178,7 +184,7 @@ fn a_ring_that_is_refused_leaves_the_one_that_there_is_and_a_user_has_a_share() 
     let mut server = one(1);
     let (id, mut ring) = deliver(&mut server, 16);
     let engine = Caller::engine();
-    assert!(server.make_ring(engine, id, 16_384, 65_536).is_err());
+    assert!(server.functions.make_ring(&server.engine, engine, id, 16_384, 65_536).is_err());
     attach(&mut server, id);
     let client = udp_client(address(&server, 0));
     client.send(&message(0, 3)).unwrap();
@@ -189,8 +195,9 @@ fn a_ring_that_is_refused_leaves_the_one_that_there_is_and_a_user_has_a_share() 
     let users = [1, 2].map(|more| Caller { user: engine.user + more, connection: None });
     let mut made = |caller, name: &str, entries| {
         let spec = Spec::new(name, "deliver");
-        let id = server.create_function(caller, &spec, None, false).unwrap();
-        let made = server.make_ring(caller, id, entries, 16_384).map(drop);
+        let id = server.functions.create(&server.engine, caller, &spec, None, false).unwrap();
+        let made =
+            server.functions.make_ring(&server.engine, caller, id, entries, 16_384).map(drop);
         (id, made.map_err(|error| error.to_string()))
     };
     let (first, small) = made(users[0], "a", 2048);
@@ -200,7 +207,10 @@ fn a_ring_that_is_refused_leaves_the_one_that_there_is_and_a_user_has_a_share() 
     assert!(large.contains("those of a user 64: give it fewer entries"), "{large}");
     assert_eq!(made(users[1], "a", 2048).1, Ok(()));
     assert_eq!(made(engine, "c", 4096).1, Ok(()));
-    assert!(server.make_ring(users[0], first, 2048, 16_384).is_ok(), "in place of its first one");
+    assert!(
+        server.functions.make_ring(&server.engine, users[0], first, 2048, 16_384).is_ok(),
+        "in place of its first one"
+    );
     assert!(server.shutdown().is_clean());
 }
 
@@ -211,7 +221,11 @@ fn a_ring_that_cannot_be_is_refused_in_one_sentence() {
     let (id, _ring) = deliver(&mut server, 16);
     let other = Caller { user: Caller::engine().user + 1, connection: None };
     let mut refused = |caller, id, entries, bytes| {
-        server.make_ring(caller, id, entries, bytes).expect_err("it is refused").to_string()
+        server
+            .functions
+            .make_ring(&server.engine, caller, id, entries, bytes)
+            .expect_err("it is refused")
+            .to_string()
     };
     let engine = Caller::engine();
     assert!(refused(engine, id, 3, 32).contains("has 3 entries, and not a power of two"));
@@ -223,7 +237,8 @@ fn a_ring_that_cannot_be_is_refused_in_one_sentence() {
     assert!(refused(engine, 1, 16, 32).contains("there is no function 1"));
     assert!(refused(other, id, 16, 32).contains("there is no function"));
     attach(&mut server, id);
-    let attached = server.make_ring(engine, id, 16, 32).err().unwrap().to_string();
+    let attached =
+        server.functions.make_ring(&server.engine, engine, id, 16, 32).err().unwrap().to_string();
     assert!(
         attached.contains("is attached to service \"a\" already: detach it first"),
         "{attached}"
@@ -239,8 +254,12 @@ fn an_application_that_spoils_its_ring_gets_nothing_more() {
         let mut server = one(1);
         let mut spec = Spec::new("deliver", "deliver");
         spec.deadline_us = onpath::library::DEADLINE_US_MAX;
-        let id = server.create_function(Caller::engine(), &spec, None, false).unwrap();
-        let (files, _) = server.make_ring(Caller::engine(), id, 4, LEN as u32).unwrap();
+        let id =
+            server.functions.create(&server.engine, Caller::engine(), &spec, None, false).unwrap();
+        let (files, _) = server
+            .functions
+            .make_ring(&server.engine, Caller::engine(), id, 4, LEN as u32)
+            .unwrap();
         let memory =
             SharedMemory::open(files[0].as_fd().try_clone_to_owned().unwrap(), 1 << 24, false);
         let memory = MappedMemory::new(Arc::new(memory.unwrap()));
@@ -252,12 +271,13 @@ fn an_application_that_spoils_its_ring_gets_nothing_more() {
         for sequence in 0..20 {
             client.send(&message(0, sequence)).unwrap();
             eventually("it ends", || {
-                let counted = server.functions().remove(0).counted;
+                let counted =
+                    server.functions.list(&server.engine, Caller::engine()).remove(0).counted;
                 counted.delivered + counted.ring_full == sequence + 1
             });
         }
         assert_eq!(dropped(&server, 0, DropReason::RingFull), 16, "the ring is not used any more");
-        server.detach(Caller::engine(), &Target::Id(id)).unwrap();
+        server.functions.detach(&server.engine, Caller::engine(), &Target::Id(id)).unwrap();
         assert_eq!(ask(&client, &message(0, 0)), message(0, 0));
         assert_accounts(&server);
         assert!(server.shutdown().is_clean());

@@ -48,8 +48,14 @@ fn spec(dictionary: Option<&str>) -> Spec {
 }
 
 fn attach(server: &mut Server, service: &str, spec: &Spec, mark: u8) -> Result<(), String> {
-    let attached =
-        server.attach_new(Caller::engine(), service, spec, Some(module(mark)), &Place::Default);
+    let attached = server.functions.attach_new(
+        &server.engine,
+        Caller::engine(),
+        service,
+        spec,
+        Some(module(mark)),
+        &Place::Default,
+    );
     attached.map(drop).map_err(|error| error.to_string())
 }
 
@@ -103,7 +109,7 @@ fn a_dictionary_outlives_the_modules_that_use_it() {
     assert_eq!(asked(&server, 0, b"key"), b"2key");
     // When nothing uses it any more, it is gone.
     for service in ["a", "b"] {
-        server.detach_function(service, "f").unwrap();
+        server.functions.detach_named(&server.engine, service, "f").unwrap();
     }
     attach(&mut server, "a", &spec(Some("d")), b'5').unwrap();
     assert_eq!(asked(&server, 0, b"key"), b"key");
@@ -138,7 +144,10 @@ fn users_have_dictionaries_of_their_own() {
     let mut server = start(Topology { tenants: vec![tenant], ..topology(services) });
     let attach_as = |server: &mut Server, caller, service: &str, mark| {
         let module = Some(module(mark));
-        server.attach_new(caller, service, &spec(Some("d")), module, &Place::Default).unwrap();
+        server
+            .functions
+            .attach_new(&server.engine, caller, service, &spec(Some("d")), module, &Place::Default)
+            .unwrap();
     };
     attach_as(&mut server, Caller::engine(), "a", b'1');
     attach_as(&mut server, user(1), "b", b'2');

@@ -56,25 +56,32 @@ fn a_function_is_replaced_again_and_again_under_load_and_no_message_is_lost() {
         let mut resources = Vec::new();
         for round in 0..24 {
             let function = if round % 2 == 0 { wasm() } else { "threshold".to_owned() };
-            let replaced =
-                server.attach_function("a", &threshold(&function, 0, u32::MAX.into()), None);
+            let replaced = server.functions.attach(
+                &server.engine,
+                "a",
+                &threshold(&function, 0, u32::MAX.into()),
+                None,
+            );
             assert_eq!(replaced.unwrap(), round > 0);
             if round % 3 == 0 {
-                server.attach_function("a", &passthrough("beside"), Some(round % 2)).unwrap();
+                server
+                    .functions
+                    .attach(&server.engine, "a", &passthrough("beside"), Some(round % 2))
+                    .unwrap();
             }
             askers.go_on();
-            let read = server.read_function("a", "limits").unwrap();
+            let read = server.functions.read(&server.engine, "a", "limits").unwrap();
             assert!(value(&read, "count") > 0 && value(&read, "dropped") == 0, "{read:?}");
             if round % 3 == 2 {
-                server.detach_function("a", "beside").unwrap();
+                server.functions.detach_named(&server.engine, "a", "beside").unwrap();
             }
             if round >= 6 {
                 resources.push((sys::process::open_descriptors(), threads()));
             }
         }
-        server.detach_function("a", "limits").unwrap();
+        server.functions.detach_named(&server.engine, "a", "limits").unwrap();
         askers.go_on();
-        assert!(server.functions().is_empty());
+        assert!(server.functions.list(&server.engine, Caller::engine()).is_empty());
         let answered = askers.finish();
         assert_accounts(&server);
         let a = server.metrics().service(0);
@@ -107,7 +114,7 @@ fn passes(client: &std::net::UdpSocket, server: &Server, number: u32) -> bool {
 fn a_burst_of_datagrams_is_answered_by_a_function_in_order() {
     let _alone = alone();
     let mut server = one(1);
-    server.attach_function("a", &Spec::new("answers", "echo"), None).unwrap();
+    server.functions.attach(&server.engine, "a", &Spec::new("answers", "echo"), None).unwrap();
     let any = PortSpec { transport: Transport::Udp, address: ([127, 0, 0, 1], 0).into() };
     let mut client = SocketNic::open(&[any], SocketOptions::default()).unwrap();
     let (mut tx, mut rx) = (TxBatch::new(1024, 1 << 20), client.rx_batch());
@@ -146,24 +153,33 @@ fn commands_go_to_all_workers_and_their_values_are_merged() {
     let _alone = alone();
     for function in ["threshold".to_owned(), wasm()] {
         let mut server = one(2);
-        server.attach_function("a", &threshold(&function, 10, 1000), None).unwrap();
+        server
+            .functions
+            .attach(&server.engine, "a", &threshold(&function, 10, 1000), None)
+            .unwrap();
         // Clients of several ports, so that both workers receive some.
         for number in 0..20 {
             let client = udp_client(address(&server, 0));
             assert_eq!(passes(&client, &server, number), number >= 10, "{number}");
         }
-        let read = server.read_function("a", "limits").unwrap();
+        let read = server.functions.read(&server.engine, "a", "limits").unwrap();
         let values = ["min", "max", "count", "sum", "dropped"].map(|name| value(&read, name));
         assert_eq!(values, [0, 19, 20, 190, 10]);
         let write = RegisterAction::Write("low".into(), 19);
-        let written = server.registers(Caller::engine(), &limits(), &write).unwrap();
+        let written = server
+            .functions
+            .registers(&server.engine, Caller::engine(), &limits(), &write)
+            .unwrap();
         assert_eq!((value(&written, "low"), value(&written, "high")), (19, 1000));
         let client = udp_client(address(&server, 0));
         assert!(!passes(&client, &server, 18) && passes(&client, &server, 19));
-        let reset = server.registers(Caller::engine(), &limits(), &RegisterAction::Reset).unwrap();
+        let reset = server
+            .functions
+            .registers(&server.engine, Caller::engine(), &limits(), &RegisterAction::Reset)
+            .unwrap();
         let values = ["min", "max", "count", "low"].map(|name| value(&reset, name));
         assert_eq!(values, [u32::MAX.into(), 0, 0, 19]);
-        let shown = server.functions().remove(0);
+        let shown = server.functions.list(&server.engine, Caller::engine()).remove(0);
         assert_eq!((shown.counted.messages, shown.counted.dropped), (33, 11), "11 replies passed");
         assert_accounts(&server);
         assert!(server.shutdown().is_clean());
@@ -174,9 +190,9 @@ fn commands_go_to_all_workers_and_their_values_are_merged() {
 fn a_mistake_is_one_sentence_and_changes_nothing() {
     let _alone = alone();
     let mut server = one(1);
-    server.attach_function("a", &passthrough("first"), None).unwrap();
+    server.functions.attach(&server.engine, "a", &passthrough("first"), None).unwrap();
     let mut refused = |service: &str, spec: Spec| {
-        server.attach_function(service, &spec, None).unwrap_err().to_string()
+        server.functions.attach(&server.engine, service, &spec, None).unwrap_err().to_string()
     };
     let garbage = Path::new(env!("CARGO_TARGET_TMPDIR")).join("garbage.wasm");
     std::fs::write(&garbage, b"garbage").unwrap();
@@ -217,19 +233,30 @@ fn a_mistake_is_one_sentence_and_changes_nothing() {
     }
     let found = refused("a", Spec::new("f", garbage.to_str().unwrap()));
     assert!(found.contains("cannot be used: it is no WebAssembly module"), "{found}");
-    let read = server.read_function("a", "second").err().unwrap().to_string();
+    let read = server.functions.read(&server.engine, "a", "second").err().unwrap().to_string();
     assert_eq!(read, "service \"a\" has no function \"second\": it has first");
     let first = Target::Named { service: "a".into(), name: "first".into() };
     let write = RegisterAction::Write("low".into(), 1);
-    let written = server.registers(Caller::engine(), &first, &write).err().unwrap();
+    let written =
+        server.functions.registers(&server.engine, Caller::engine(), &first, &write).err().unwrap();
     assert_eq!(written.to_string(), "the function \"first\" has no setting \"low\": it has none");
-    assert!(server.detach_function("a", "second").is_err());
+    assert!(server.functions.detach_named(&server.engine, "a", "second").is_err());
     for number in 1..onpath::library::FUNCTIONS_MAX {
-        server.attach_function("a", &passthrough(&number.to_string()), None).unwrap();
+        server
+            .functions
+            .attach(&server.engine, "a", &passthrough(&number.to_string()), None)
+            .unwrap();
     }
-    let full = server.attach_function("a", &passthrough("more"), None).unwrap_err().to_string();
+    let full = server
+        .functions
+        .attach(&server.engine, "a", &passthrough("more"), None)
+        .unwrap_err()
+        .to_string();
     assert_eq!(full, "service \"a\" has 16 functions, and a chain has no more: detach one first");
-    assert!(server.attach_function("a", &passthrough("first"), None).unwrap(), "it is replaced");
+    assert!(
+        server.functions.attach(&server.engine, "a", &passthrough("first"), None).unwrap(),
+        "it is replaced"
+    );
     assert_eq!(ask(&udp_client(address(&server, 0)), b"still there"), b"still there");
 }
 
@@ -259,7 +286,7 @@ fn a_module_that_traps_or_never_returns_harms_nobody() {
         for on_failure in [OnFailure::Closed, OnFailure::Open] {
             let mut spec = Spec::new("wrong", file.to_str().unwrap());
             (spec.on_failure, spec.deadline_us) = (on_failure, 2000);
-            server.attach_function("a", &spec, None).unwrap();
+            server.functions.attach(&server.engine, "a", &spec, None).unwrap();
             let (a, b) = (udp_client(address(&server, 0)), udp_client(address(&server, 1)));
             for round in 0..20u8 {
                 let failed = dropped(&server, 0, DropReason::FunctionFailed);
@@ -273,10 +300,10 @@ fn a_module_that_traps_or_never_returns_harms_nobody() {
                 }
                 assert_eq!(ask(&b, &[round; 8]), [round; 8], "{name}: another service");
             }
-            let shown = server.functions().remove(0);
+            let shown = server.functions.list(&server.engine, Caller::engine()).remove(0);
             assert!(shown.counted.failures > 0 && !shown.last_failure.is_empty());
             // With `open` the reply of the last request may have met a restarted one.
-            let read = server.read_function("a", "wrong");
+            let read = server.functions.read(&server.engine, "a", "wrong");
             assert!(on_failure == OnFailure::Open || read.is_err(), "it is failing");
         }
         assert_accounts(&server);
@@ -328,7 +355,7 @@ fn functions_see_their_clients_and_the_time() {
     let mut server = start(topology);
     let mut spec = Spec::new("tells", tells_clients().to_str().unwrap());
     spec.deadline_us = onpath::library::DEADLINE_US_MAX;
-    server.attach_function("a", &spec, None).unwrap();
+    server.functions.attach(&server.engine, "a", &spec, None).unwrap();
     let mut last_ns = 0;
     let mut check = |reply: &[u8], own: SocketAddr, payload: &[u8]| {
         assert_eq!(reply.len(), 56 + payload.len(), "{own}");
@@ -366,12 +393,18 @@ fn a_reload_gives_each_chain_the_functions_of_the_file_and_keeps_those_of_the_ru
     let client = udp_client(address(&server, 0));
     assert!(passes(&client, &server, 50) && !passes(&client, &server, 51));
     let names = |server: &Server| -> Vec<String> {
-        server.functions().into_iter().map(|function| function.spec.name).collect()
+        server
+            .functions
+            .list(&server.engine, Caller::engine())
+            .into_iter()
+            .map(|function| function.spec.name)
+            .collect()
     };
-    let count =
-        |server: &Server, name: &str| value(&server.read_function("a", name).unwrap(), "count");
+    let count = |server: &Server, name: &str| {
+        value(&server.functions.read(&server.engine, "a", name).unwrap(), "count")
+    };
     // What the file has stays as it is, and what it does not have keeps its place.
-    server.attach_function("a", &passthrough("more"), Some(1)).unwrap();
+    server.functions.attach(&server.engine, "a", &passthrough("more"), Some(1)).unwrap();
     assert_eq!(names(&server), ["limits", "more", "module"]);
     assert_eq!(change(&mut server, vec![a.clone()]).len(), 1);
     assert_eq!(names(&server), ["limits", "more", "module"]);
@@ -389,19 +422,24 @@ fn a_reload_gives_each_chain_the_functions_of_the_file_and_keeps_those_of_the_ru
     // A parameter that the file does not have any more has its default again.
     a.functions[1].params.pop();
     change(&mut server, vec![a.clone()]);
-    let read = server.read_function("a", "limits").unwrap();
+    let read = server.functions.read(&server.engine, "a", "limits").unwrap();
     assert_eq!((value(&read, "high"), value(&read, "count")), (u32::MAX.into(), 3));
     // What was tried at run time and is in the file then stays as it is.
     a.functions.push(passthrough("more"));
     let messages = |server: &Server| {
-        let found = server.functions().into_iter().find(|f| f.spec.name == "more").unwrap();
+        let found = server
+            .functions
+            .list(&server.engine, Caller::engine())
+            .into_iter()
+            .find(|f| f.spec.name == "more")
+            .unwrap();
         (found.origin, found.counted.messages)
     };
     let before = messages(&server);
     change(&mut server, vec![a.clone()]);
     assert!(before.1 > 0 && messages(&server) == (Origin::File, before.1), "{before:?}");
     // The service changes too.
-    server.attach_function("a", &passthrough("last"), None).unwrap();
+    server.functions.attach(&server.engine, "a", &passthrough("last"), None).unwrap();
     a.slots = 32;
     a.functions.truncate(1);
     change(&mut server, vec![a.clone()]);
@@ -423,7 +461,7 @@ fn sketches_of_all_workers_are_one() {
     let mut server = one(2);
     let mut spec = Spec::new("sketch", "hyperloglog");
     spec.params = vec![("precision".into(), 12.into()), ("length".into(), 4.into())];
-    server.attach_function("a", &spec, None).unwrap();
+    server.functions.attach(&server.engine, "a", &spec, None).unwrap();
     // Of several ports, so that both workers receive some; each number from two of them.
     for number in 0..300u32 {
         let client = udp_client(address(&server, 0));
@@ -431,7 +469,7 @@ fn sketches_of_all_workers_are_one() {
         assert_eq!(ask(&client, &message), message);
     }
     assert_eq!(ask(&udp_client(address(&server, 0)), b"abc"), b"abc", "everything passes");
-    let read = server.read_function("a", "sketch").unwrap();
+    let read = server.functions.read(&server.engine, "a", "sketch").unwrap();
     let values = ["items", "short", "precision", "length"].map(|name| value(&read, name));
     assert_eq!(values, [300, 1, 12, 4]);
     assert!((145..=155).contains(&value(&read, "estimate")), "{read:?}");
@@ -444,26 +482,43 @@ fn sketches_of_all_workers_are_one() {
     };
     let best = onpath::sketch::Instructions::best();
     let target = || Target::Named { service: "a".into(), name: "sketch".into() };
-    let state = |server: &mut Server| server.function_state(Caller::engine(), &target()).unwrap();
+    let state = |server: &mut Server| {
+        server.functions.state(&server.engine, Caller::engine(), &target()).unwrap()
+    };
     let mut expected = onpath::sketch::hyperloglog::HyperLogLog::new(settings, best);
     (0..150u32).for_each(|number| expected.add(&number.to_be_bytes()));
     assert_eq!(state(&mut server), expected.state());
     assert_eq!(state(&mut server).len(), 12 + (1 << 12));
     // Settings that a command has written hold for the merge as well.
     let written = server
-        .registers(Caller::engine(), &target(), &RegisterAction::Write("precision".into(), 13))
+        .functions
+        .registers(
+            &server.engine,
+            Caller::engine(),
+            &target(),
+            &RegisterAction::Write("precision".into(), 13),
+        )
         .unwrap();
     let values = ["items", "precision", "length"].map(|name| value(&written, name));
     assert_eq!(values, [0, 13, 4]);
     // What follows from the state is shown by a read only.
     let has_estimate = |values: &[(String, u64)]| values.iter().any(|(name, _)| name == "estimate");
-    assert!(!has_estimate(&written) && has_estimate(&server.read_function("a", "sketch").unwrap()));
+    assert!(
+        !has_estimate(&written)
+            && has_estimate(&server.functions.read(&server.engine, "a", "sketch").unwrap())
+    );
     assert_eq!(ask(&udp_client(address(&server, 0)), b"abcde"), b"abcde");
-    let read = server.read_function("a", "sketch").unwrap();
+    let read = server.functions.read(&server.engine, "a", "sketch").unwrap();
     assert_eq!((value(&read, "estimate"), value(&read, "items")), (1, 1));
-    let reset = server.registers(Caller::engine(), &target(), &RegisterAction::Reset).unwrap();
+    let reset = server
+        .functions
+        .registers(&server.engine, Caller::engine(), &target(), &RegisterAction::Reset)
+        .unwrap();
     assert_eq!((has_estimate(&reset), value(&reset, "items")), (false, 0));
-    assert_eq!(value(&server.read_function("a", "sketch").unwrap(), "estimate"), 0);
+    assert_eq!(
+        value(&server.functions.read(&server.engine, "a", "sketch").unwrap(), "estimate"),
+        0
+    );
     assert_accounts(&server);
     assert!(server.shutdown().is_clean());
 }

@@ -72,7 +72,7 @@ impl Side {
         let proxy = self.proxy.as_ref().expect("it has the cache");
         eventually("the cache serves", || {
             assert_eq!(exchange(&mut stream, b"get none\r\n", 5), b"END\r\n");
-            let read = proxy.read_function("proxy", "hot").unwrap();
+            let read = proxy.functions.read(&proxy.engine, "proxy", "hot").unwrap();
             read.iter().any(|(name, count)| name == "absences" && *count > 0)
         });
     }

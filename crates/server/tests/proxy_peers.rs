@@ -116,7 +116,7 @@ fn every_answer_of_a_dns_server_is_the_one_that_it_gives_directly() {
     assert_accounts(&server);
     let counted = server.metrics().service(0);
     assert_eq!((counted.received, counted.replied), (2 * NAMES as u64, 2 * NAMES as u64));
-    let read = server.read_function("dns", "limits").unwrap();
+    let read = server.functions.read(&server.engine, "dns", "limits").unwrap();
     let count = read.iter().find(|(name, _)| name == "count").expect("it counts");
     assert_eq!(count.1, 2 * NAMES as u64, "the chain has seen every request");
     assert!(server.shutdown().is_clean());

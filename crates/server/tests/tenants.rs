@@ -55,7 +55,7 @@ fn named(service: &str, name: &str) -> Target {
 }
 
 fn names(server: &Server, caller: Caller) -> Vec<String> {
-    server.tenants(caller).into_iter().map(|of| of.tenant.name).collect()
+    server::tenants::list(&server.engine, caller).into_iter().map(|of| of.tenant.name).collect()
 }
 
 #[test]
@@ -64,15 +64,21 @@ fn users_of_a_tenant_reach_its_services_and_no_others() {
     let mut server = engine();
     let [a, b] = users();
     let plain = spec("f", "passthrough");
-    server.attach_new(a, "of-a", &plain, None, &Place::Default).unwrap();
-    let foreign = server.attach_new(b, "of-a", &plain, None, &Place::Default).unwrap_err();
+    server.functions.attach_new(&server.engine, a, "of-a", &plain, None, &Place::Default).unwrap();
+    let foreign = server
+        .functions
+        .attach_new(&server.engine, b, "of-a", &plain, None, &Place::Default)
+        .unwrap_err();
     assert!(foreign.to_string().contains("of-b"), "it names b's own only: {foreign}");
     assert!(!foreign.to_string().contains(", of-a"), "{foreign}");
-    assert!(server.detach(b, &named("of-a", "f")).is_err());
-    let id = server.create_function(a, &spec("g", "passthrough"), None, false).unwrap();
-    assert!(server.destroy_function(b, id).is_err());
-    assert!(server.attach_created(b, id, "of-b", &Place::Default).is_err());
-    assert_eq!(server.functions_of(b).len(), 0);
+    assert!(server.functions.detach(&server.engine, b, &named("of-a", "f")).is_err());
+    let id =
+        server.functions.create(&server.engine, a, &spec("g", "passthrough"), None, false).unwrap();
+    assert!(server.functions.destroy(&server.engine, b, id).is_err());
+    assert!(
+        server.functions.attach_created(&server.engine, b, id, "of-b", &Place::Default).is_err()
+    );
+    assert_eq!(server.functions.list(&server.engine, b).len(), 0);
     assert_eq!(names(&server, a), ["a"]);
     assert_eq!(names(&server, Caller::engine()), ["a", "b"]);
     // A reload keeps what a user of the tenant has attached.
@@ -80,13 +86,16 @@ fn users_of_a_tenant_reach_its_services_and_no_others() {
     services[0].slots *= 2;
     let wanted = Topology { services, ..server.topology().clone() };
     server.change(wanted, &never).unwrap();
-    assert_eq!(server.functions_of(a).len(), 2, "f is attached, and g is not");
+    assert_eq!(server.functions.list(&server.engine, a).len(), 2, "f is attached, and g is not");
     // A user loses what its tenant loses.
     let mut without = tenants().remove(0);
     without.users.clear();
     server.put_tenant(Caller::engine(), without, false).unwrap();
     assert!(
-        server.attach_new(a, "of-a", &spec("h", "passthrough"), None, &Place::Default).is_err()
+        server
+            .functions
+            .attach_new(&server.engine, a, "of-a", &spec("h", "passthrough"), None, &Place::Default)
+            .is_err()
     );
 }
 
@@ -106,7 +115,7 @@ fn tenants_are_added_changed_and_removed_while_services_answer() {
     let mut seen = Vec::new();
     for round in 0..20 {
         server.put_tenant(operator, Tenant::new("c"), true).unwrap();
-        let all = server.tenants(operator);
+        let all = server::tenants::list(&server.engine, operator);
         let id = all.iter().find(|of| of.tenant.name == "c").unwrap().id;
         assert!(!seen.contains(&id), "numbers are never used again");
         seen.push(id);
@@ -143,7 +152,7 @@ fn a_limit_can_be_set_while_a_service_runs() {
         send(10);
         dropped(&server) > 20
     });
-    let shown = server.tenants(operator);
+    let shown = server::tenants::list(&server.engine, operator);
     let of_a = shown.iter().find(|of| of.tenant.name == "a").unwrap();
     assert!(of_a.used.limited > 0, "{of_a:?}");
     server.put_tenant(operator, tenants().remove(0), false).unwrap();
@@ -189,19 +198,41 @@ fn an_attacking_tenant_reaches_nothing_of_others() {
     let functions = ["f", "mine", "keep"];
     let tenants_named = ["a", "b", "default", "new"];
     // The victim's functions, and one of the operator on the attacker's own service.
-    let kept = server.create_function(victim, &spec("kept", "passthrough"), None, false).unwrap();
-    server.attach_new(victim, "of-b", &spec("f", "passthrough"), None, &Place::Default).unwrap();
+    let kept = server
+        .functions
+        .create(&server.engine, victim, &spec("kept", "passthrough"), None, false)
+        .unwrap();
     server
-        .attach_new(operator, "of-a", &spec("keep", "passthrough"), None, &Place::Default)
+        .functions
+        .attach_new(
+            &server.engine,
+            victim,
+            "of-b",
+            &spec("f", "passthrough"),
+            None,
+            &Place::Default,
+        )
+        .unwrap();
+    server
+        .functions
+        .attach_new(
+            &server.engine,
+            operator,
+            "of-a",
+            &spec("keep", "passthrough"),
+            None,
+            &Place::Default,
+        )
         .unwrap();
     let askers = Askers::start(address(&server, 2), address(&server, 3));
     eventually("clients are answered", || server.metrics().service(1).replied > 20);
     let of = |server: &Server, caller| -> Vec<_> {
-        let functions = server.functions_of(caller).into_iter();
+        let functions = server.functions.list(&server.engine, caller).into_iter();
         functions.map(|f| (f.id, f.service, f.spec)).collect()
     };
     let fixed = |server: &Server| {
-        let own: Vec<u64> = server.functions_of(attacker).iter().map(|f| f.id).collect();
+        let own: Vec<u64> =
+            server.functions.list(&server.engine, attacker).iter().map(|f| f.id).collect();
         let mut all = of(server, operator);
         all.retain(|f| !own.contains(&f.0));
         (of(server, victim), all, server.topology().tenants.clone())
@@ -215,40 +246,61 @@ fn an_attacking_tenant_reaches_nothing_of_others() {
             1 => u64::MAX,
             _ => random.below(40) as u64,
         };
-        let own = server.functions_of(attacker).first().map(|f| f.id);
+        let own = server.functions.list(&server.engine, attacker).first().map(|f| f.id);
         let id = own.filter(|_| random.below(2) == 0).unwrap_or(id);
         let (target, service) = (Target::Id(id), services[random.below(3)]);
         let (name, tenant) = (functions[random.below(3)], tenants_named[random.below(4)]);
         let by_name = named(service, name);
         let call = random.below(15);
         let succeeded = match call {
-            0 => server.create_function(attacker, &spec("mine", "passthrough"), None, true).is_ok(),
+            0 => server
+                .functions
+                .create(&server.engine, attacker, &spec("mine", "passthrough"), None, true)
+                .is_ok(),
             1 if random.below(10) == 0 => {
                 let module = spec("other", "a.wasm");
-                server.create_function(attacker, &module, Some(wasm()), false).is_ok()
+                server
+                    .functions
+                    .create(&server.engine, attacker, &module, Some(wasm()), false)
+                    .is_ok()
             }
-            1 => server.attach_created(attacker, id, "of-b", &Place::At(0)).is_ok(),
-            2 => server.attach_created(attacker, id, service, &Place::At(0)).is_ok(),
+            1 => server
+                .functions
+                .attach_created(&server.engine, attacker, id, "of-b", &Place::At(0))
+                .is_ok(),
+            2 => server
+                .functions
+                .attach_created(&server.engine, attacker, id, service, &Place::At(0))
+                .is_ok(),
             3 => {
                 let (spec, place) = (spec(name, "passthrough"), Place::Before("f".into()));
-                server.attach_new(attacker, service, &spec, None, &place).is_ok()
+                server
+                    .functions
+                    .attach_new(&server.engine, attacker, service, &spec, None, &place)
+                    .is_ok()
             }
             4 => {
                 let by = Replacement { deadline_us: Some(1), ..Replacement::default() };
                 let target = if step % 2 == 0 { target } else { by_name };
-                server.replace_function(attacker, &target, &by, None).is_ok()
+                server.functions.replace(&server.engine, attacker, &target, &by, None).is_ok()
             }
-            5 => server.detach(attacker, &target).is_ok(),
-            6 => server.detach(attacker, &by_name).is_ok(),
-            7 => server.destroy_function(attacker, id).is_ok(),
-            8 => server.registers(attacker, &target, &RegisterAction::Reset).is_ok(),
+            5 => server.functions.detach(&server.engine, attacker, &target).is_ok(),
+            6 => server.functions.detach(&server.engine, attacker, &by_name).is_ok(),
+            7 => server.functions.destroy(&server.engine, attacker, id).is_ok(),
+            8 => server
+                .functions
+                .registers(&server.engine, attacker, &target, &RegisterAction::Reset)
+                .is_ok(),
             9 => {
                 let (entries, bytes) = (random.next() as u32 >> random.below(33).min(31), 64);
-                server.make_ring(attacker, id, entries, bytes).is_ok()
+                server.functions.make_ring(&server.engine, attacker, id, entries, bytes).is_ok()
             }
-            10 => server.function_state(attacker, &by_name).is_ok(),
-            11 => server.begin_trace(attacker, service, random.below(4)).is_ok(),
-            12 => server.end_connection(1) > 0,
+            10 => server.functions.state(&server.engine, attacker, &by_name).is_ok(),
+            11 => server
+                .functions
+                .begin_trace(&server.engine, attacker, service, random.below(4))
+                .is_ok(),
+            12 => server.functions.end_connection(&server.engine, 1) > 0,
             13 => {
                 let wanted =
                     Tenant { weight: 1000, users: vec![attacker.user], ..Tenant::new(tenant) };
@@ -266,9 +318,12 @@ fn an_attacking_tenant_reaches_nothing_of_others() {
         assert_eq!(fixed(&server), before, "after call {call} with {id} {service} {name}");
     }
     assert!(refused > 500 && done > 50, "{refused} refused, {done} done");
-    let counted: u64 = server.function_counters().refused().iter().sum();
+    let counted: u64 = server.functions.counters().refused().iter().sum();
     assert!(counted > 200, "{counted} are counted");
-    assert!(server.destroy_function(victim, kept).is_ok(), "the victim's own is as it was");
+    assert!(
+        server.functions.destroy(&server.engine, victim, kept).is_ok(),
+        "the victim's own is as it was"
+    );
     assert!(askers.finish() > 0, "every request of the victim's clients was answered");
     assert_eq!(server.metrics().service(1).dropped_requests(), 0);
 }
@@ -281,15 +336,25 @@ fn what_users_have_ends_when_their_tenant_loses_them() {
     let operator = Caller::engine();
     let [a, b] = users();
     let passthrough = |name: &str| spec(name, "passthrough");
-    server.attach_new(a, "of-a", &passthrough("own"), None, &Place::Default).unwrap();
-    server.attach_new(b, "of-b", &passthrough("other"), None, &Place::Default).unwrap();
-    server.attach_new(operator, "of-a", &passthrough("of-all"), None, &Place::Default).unwrap();
+    server
+        .functions
+        .attach_new(&server.engine, a, "of-a", &passthrough("own"), None, &Place::Default)
+        .unwrap();
+    server
+        .functions
+        .attach_new(&server.engine, b, "of-b", &passthrough("other"), None, &Place::Default)
+        .unwrap();
+    server
+        .functions
+        .attach_new(&server.engine, operator, "of-a", &passthrough("of-all"), None, &Place::Default)
+        .unwrap();
     let [attached, detached] = ["attached", "detached"].map(|name| {
-        let id = server.create_function(a, &passthrough(name), None, false).unwrap();
-        server.make_ring(a, id, 8, 64).unwrap();
+        let id =
+            server.functions.create(&server.engine, a, &passthrough(name), None, false).unwrap();
+        server.functions.make_ring(&server.engine, a, id, 8, 64).unwrap();
         id
     });
-    server.attach_created(a, attached, "of-a", &Place::Default).unwrap();
+    server.functions.attach_created(&server.engine, a, attached, "of-a", &Place::Default).unwrap();
     // Another change of the tenant ends nothing.
     let heavier = Tenant { weight: 2, ..tenants().remove(0) };
     assert_eq!(server.put_tenant(operator, heavier, false).unwrap(), 0);
@@ -297,10 +362,14 @@ fn what_users_have_ends_when_their_tenant_loses_them() {
     without.users.clear();
     // Two are detached, and both that were created are destroyed.
     assert_eq!(server.put_tenant(operator, without, false).unwrap(), 4);
-    assert_eq!(server.functions_of(a).len(), 0);
-    assert!(server.destroy_function(operator, detached).is_err(), "it is gone");
-    let mut left: Vec<String> =
-        server.functions_of(operator).into_iter().map(|view| view.spec.name).collect();
+    assert_eq!(server.functions.list(&server.engine, a).len(), 0);
+    assert!(server.functions.destroy(&server.engine, operator, detached).is_err(), "it is gone");
+    let mut left: Vec<String> = server
+        .functions
+        .list(&server.engine, operator)
+        .into_iter()
+        .map(|view| view.spec.name)
+        .collect();
     left.sort();
     assert_eq!(left, ["of-all", "other"]);
     // UDP ports; those between are of TCP.
@@ -322,7 +391,10 @@ fn the_memory_of_a_tenant_has_one_limit() {
     let module = |name: &str, memory_mib: u32| Spec { memory_mib, ..spec(name, "threshold.wasm") };
     let attach = |server: &mut Server, name: &str, memory_mib: u32| {
         let spec = module(name, memory_mib);
-        server.attach_new(a, "of-a", &spec, Some(wasm()), &Place::Default).map(drop)
+        server
+            .functions
+            .attach_new(&server.engine, a, "of-a", &spec, Some(wasm()), &Place::Default)
+            .map(drop)
     };
     let refused = attach(&mut server, "large", 8).unwrap_err().to_string();
     assert!(refused.contains("may use") && refused.contains("memory_mib"), "{refused}");
@@ -331,14 +403,17 @@ fn the_memory_of_a_tenant_has_one_limit() {
     attach(&mut server, "second", 2).unwrap();
     let larger = Replacement { memory_mib: Some(5), ..Replacement::default() };
     let second = named("of-a", "second");
-    server.replace_function(a, &second, &larger, None).unwrap_err();
+    server.functions.replace(&server.engine, a, &second, &larger, None).unwrap_err();
     // A ring of 2 MiB finds no room, and a small one does.
-    let id = server.create_function(a, &spec("rings", "passthrough"), None, false).unwrap();
-    assert!(server.make_ring(a, id, 512, 4096).is_err());
-    server.make_ring(a, id, 8, 64).unwrap();
-    server.detach(a, &named("of-a", "first")).unwrap();
-    server.make_ring(a, id, 512, 4096).unwrap();
-    server.replace_function(a, &second, &larger, None).unwrap();
+    let id = server
+        .functions
+        .create(&server.engine, a, &spec("rings", "passthrough"), None, false)
+        .unwrap();
+    assert!(server.functions.make_ring(&server.engine, a, id, 512, 4096).is_err());
+    server.functions.make_ring(&server.engine, a, id, 8, 64).unwrap();
+    server.functions.detach(&server.engine, a, &named("of-a", "first")).unwrap();
+    server.functions.make_ring(&server.engine, a, id, 512, 4096).unwrap();
+    server.functions.replace(&server.engine, a, &second, &larger, None).unwrap();
     assert_eq!(ask(&udp_client(address(&server, 0)), &[0; 18]), [0; 18]);
 }
 
@@ -357,7 +432,10 @@ fn the_memory_of_built_in_functions_counts() {
         spec
     };
     let attach = |server: &mut Server, spec: &Spec| {
-        server.attach_new(a, "of-a", spec, None, &Place::Default).map(drop)
+        server
+            .functions
+            .attach_new(&server.engine, a, "of-a", spec, None, &Place::Default)
+            .map(drop)
     };
     // 64 MiB of counters, and the list.
     let refused = attach(&mut server, &sketch(1 << 20, 8)).unwrap_err().to_string();
@@ -365,14 +443,22 @@ fn the_memory_of_built_in_functions_counts() {
     attach(&mut server, &sketch(1 << 19, 8)).unwrap();
     let counts = named("of-a", "counts");
     let write = |server: &mut Server, setting: &str, value: u64| {
-        server.registers(a, &counts, &RegisterAction::Write(setting.to_owned(), value)).map(drop)
+        server
+            .functions
+            .registers(
+                &server.engine,
+                a,
+                &counts,
+                &RegisterAction::Write(setting.to_owned(), value),
+            )
+            .map(drop)
     };
     let refused = write(&mut server, "width", 1 << 20).unwrap_err().to_string();
     assert!(refused.contains("may use"), "{refused}");
     write(&mut server, "depth", 4).unwrap();
     write(&mut server, "width", 1 << 20).unwrap();
     let larger = Replacement { params: Some(sketch(1 << 20, 8).params), ..Replacement::default() };
-    assert!(server.replace_function(a, &counts, &larger, None).is_err());
+    assert!(server.functions.replace(&server.engine, a, &counts, &larger, None).is_err());
     // The other 32 MiB are left, and all of it once the sketch is gone.
     let cache = |mib: u64| {
         let mut spec = spec("cache", "memcached-cache");
@@ -380,7 +466,7 @@ fn the_memory_of_built_in_functions_counts() {
         spec
     };
     assert!(attach(&mut server, &cache(31)).is_err());
-    server.detach(a, &counts).unwrap();
+    server.functions.detach(&server.engine, a, &counts).unwrap();
     attach(&mut server, &cache(31)).unwrap();
     assert!(attach(&mut server, &sketch(1 << 20, 4)).is_err());
 }
@@ -408,13 +494,16 @@ fn the_code_of_a_module_counts() {
     spec.memory_mib = 4;
     let attach = |server: &mut Server, bytes: usize| {
         let module = Some(module(bytes));
-        server.attach_new(a, "of-a", &spec, module, &Place::Default).map(drop)
+        server
+            .functions
+            .attach_new(&server.engine, a, "of-a", &spec, module, &Place::Default)
+            .map(drop)
     };
     let refused = attach(&mut server, 1_400_000).unwrap_err().to_string();
     assert!(refused.contains("may use"), "{refused}");
     for _ in 0..3 {
         attach(&mut server, 200_000).unwrap();
-        server.detach(a, &named("of-a", "f")).unwrap();
+        server.functions.detach(&server.engine, a, &named("of-a", "f")).unwrap();
     }
 }
 

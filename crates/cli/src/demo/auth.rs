@@ -122,7 +122,7 @@ fn failed(error: FunctionError) -> DemoError {
 }
 
 fn register(server: &Server, name: &str) -> Result<u64, DemoError> {
-    let registers = server.read_function("sensors", "auth").map_err(failed)?;
+    let registers = server.functions.read(&server.engine, "sensors", "auth").map_err(failed)?;
     Ok(registers.iter().find(|(of, _)| of == name).map_or(0, |(_, value)| *value))
 }
 

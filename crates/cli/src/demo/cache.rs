@@ -95,7 +95,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
         add(&measured.many);
         add(&measured.one);
     }
-    let registers = server.read_function("cache", "hot").map_err(failed)?;
+    let registers = server.functions.read(&server.engine, "cache", "hot").map_err(failed)?;
     let accounts = accounts(&server);
     if !server.shutdown().is_clean() {
         return Err(DemoError::Wrong("the server did not end cleanly".to_owned()));
@@ -163,7 +163,8 @@ impl Demo<'_> {
 
     /// Reads that the cache answered, and all.
     fn reads(&self) -> Result<(u64, u64), DemoError> {
-        let registers = self.server.read_function("cache", "hot").map_err(failed)?;
+        let registers =
+            self.server.functions.read(&self.server.engine, "cache", "hot").map_err(failed)?;
         let value = |name: &str| registers.iter().find(|(r, _)| r == name).map_or(0, |(_, v)| *v);
         let forwarded: u64 =
             ["misses", "invalid", "sampled", "ordered", "unasked"].map(value).iter().sum();

@@ -80,7 +80,7 @@ struct Registers(Vec<(String, u64)>);
 
 impl Registers {
     fn of(server: &Server, chain: &str, name: &str) -> Result<Self, DemoError> {
-        Ok(Self(server.read_function(chain, name).map_err(failed)?))
+        Ok(Self(server.functions.read(&server.engine, chain, name).map_err(failed)?))
     }
 
     fn sum(&self, names: &[&str]) -> u64 {
@@ -128,7 +128,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     let many = demo.ask(WINDOW, None)?;
     bar.inc(1);
     for chain in [CLIENTS, BACKEND] {
-        server.begin_trace(Caller::engine(), chain, 8).map_err(failed)?;
+        server.functions.begin_trace(&server.engine, Caller::engine(), chain, 8).map_err(failed)?;
     }
     let share = Tenant { weight: 2, messages_per_s: SHARE, burst_ms: 50, ..Tenant::new(TENANT) };
     let set = server.put_tenant(Caller::engine(), share, false);
@@ -153,7 +153,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
 
 /// What the tenant has used.
 fn used(server: &Server) -> TenantUse {
-    let tenants = server.tenants(Caller::engine());
+    let tenants = server::tenants::list(&server.engine, Caller::engine());
     let own = tenants.iter().find(|of| of.tenant.name == TENANT);
     own.map(|of| of.used).unwrap_or_default()
 }
@@ -238,7 +238,10 @@ impl Demo<'_> {
 fn traced(server: &mut Server) -> Result<Vec<(&'static str, TracedMessage)>, DemoError> {
     let mut all = Vec::new();
     for chain in [CLIENTS, BACKEND] {
-        let found = server.end_trace(Caller::engine(), chain, true).map_err(failed)?;
+        let found = server
+            .functions
+            .end_trace(&server.engine, Caller::engine(), chain, true)
+            .map_err(failed)?;
         all.extend(found.unwrap_or_default().into_iter().map(|message| (chain, message)));
     }
     all.sort_by_key(|(_, message)| message.traced.at_ns);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use engine::topology::Service;
 use onpath::Spec;
 use serde_json::json;
-use server::{FunctionError, Server};
+use server::{Caller, FunctionError, Server};
 use std::fmt::Write as _;
 use wire::DropReason;
 use wire::framing::Framing;
@@ -133,12 +133,16 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     let mut lines = Vec::new();
     for (name, spec) in chains {
         if let Some(spec) = &spec {
-            server.attach_function("echo", spec, None).map_err(failed)?;
+            server.functions.attach(&server.engine, "echo", spec, None).map_err(failed)?;
         }
         let spoil = stage.options.corrupt && spec.is_none();
         let outcome = measure(stage, udp, spoil)?;
         checks.add(&outcome);
-        let counted = server.functions().first().map(|function| function.counted);
+        let counted = server
+            .functions
+            .list(&server.engine, Caller::engine())
+            .first()
+            .map(|function| function.counted);
         let ns = counted.map(|c| c.time_ns as f64 / c.messages.max(1) as f64);
         let (rate, p50) = (outcome.rate(), outcome.quantile_us(0.5));
         let shown = ns.map_or("-".to_owned(), |ns| format!("{ns:.0} ns"));
@@ -149,7 +153,10 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     }
     let mut exact = Vec::new();
     for function in ["threshold", &wasm] {
-        server.attach_function("echo", &threshold(function, HIGH), None).map_err(failed)?;
+        server
+            .functions
+            .attach(&server.engine, "echo", &threshold(function, HIGH), None)
+            .map_err(failed)?;
         exact.push(numbers(&server, udp, &mut checks)?);
         bar.inc(1);
     }
@@ -257,7 +264,7 @@ fn numbers(
         checks.checked += gone;
         checks.wrong += gone.abs_diff(dropped() - before);
     }
-    let read = server.read_function("echo", "limits").map_err(failed)?;
+    let read = server.functions.read(&server.engine, "echo", "limits").map_err(failed)?;
     let registers: BTreeMap<String, u64> = read.into_iter().collect();
     let sum = NUMBERS * (NUMBERS - 1) / 2;
     let expected = [
@@ -287,7 +294,7 @@ fn replace_under_load(
 ) -> Result<u64, DemoError> {
     // What the last part left would drop some of the messages.
     let everything = threshold("threshold", u32::MAX.into());
-    server.attach_function("echo", &everything, None).map_err(failed)?;
+    server.functions.attach(&server.engine, "echo", &everything, None).map_err(failed)?;
     let (done, replaced) = (AtomicBool::new(false), AtomicU64::new(0));
     let load = load(stage, Duration::from_millis(if stage.options.quick { 400 } else { 3000 }));
     let outcomes = std::thread::scope(|scope| {
@@ -308,7 +315,7 @@ fn replace_under_load(
             let is_even = replaced.load(Ordering::Relaxed).is_multiple_of(2);
             let function = if is_even { wasm } else { "threshold" };
             let spec = threshold(function, u32::MAX.into());
-            result = server.attach_function("echo", &spec, None).map_err(failed);
+            result = server.functions.attach(&server.engine, "echo", &spec, None).map_err(failed);
             replaced.fetch_add(u64::from(result.is_ok()), Ordering::Relaxed);
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -231,7 +231,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     let screen = &stage.options.screen;
     let title = "Six tenants, of which one floods";
     let mut text = format!("{}\n\n{}\n", screen.paint(Tone::Bold, title), table.render(screen));
-    let used = server.tenants(Caller::engine());
+    let used = server::tenants::list(&server.engine, Caller::engine());
     let skipped = used.first().map_or(0, |of| of.used.skipped);
     let _ = writeln!(
         text,

@@ -1,11 +1,11 @@
 //! Why a server does not start.
 
+use std::time::Duration;
+
 use accel::AccelError;
 use engine::accelerator::StartError;
 use engine::topology::{Service, TopologyError};
 use wire::nic::NicError;
-
-use crate::runtimes::supervisor::{NO_RESPONSE, StartFailure};
 
 /// Why a server did not start. The message is one sentence for the operator.
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +62,7 @@ pub enum ServerError {
         /// The service.
         service: String,
         /// Why.
-        source: Box<crate::functions::FunctionError>,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A runtime that the engine starts does not serve.
     #[error("service {service:?}: its runtime did not start: {why}")]
@@ -104,20 +104,10 @@ pub enum ServerError {
     MemoryPortsLate,
 }
 
-impl From<StartFailure> for ServerError {
-    fn from(unready: StartFailure) -> Self {
-        match unready {
-            StartFailure::Failed(reasons) => {
-                let (service, why) = reasons.into_iter().next().expect("at least one has failed");
-                Self::Runtime { service, why }
-            }
-            StartFailure::Silent(services) => {
-                Self::Runtime { service: services.join(", "), why: NO_RESPONSE.to_owned() }
-            }
-            StartFailure::Cancelled => Self::Cancelled,
-        }
-    }
-}
+/// A worker does not return from a kernel.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("a worker did not answer within {} s: it is inside a kernel", .0.as_secs_f32())]
+pub struct Stuck(pub Duration);
 
 impl ServerError {
     /// Blocks did not start.

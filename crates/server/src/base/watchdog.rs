@@ -16,7 +16,7 @@ use accel::cpu::{Resuming, ResumingWord};
 use engine::metrics::Metrics;
 use sys::time::ThreadClock;
 
-use crate::base::first_drops::FirstDrops;
+use super::first_drops::FirstDrops;
 
 /// Processor time that a worker spends in one resume of a block, or in one turn without any, before it counts as
 /// stalled.
@@ -103,7 +103,7 @@ struct State {
 }
 
 /// What the thread shares with the server and its workers.
-pub(crate) struct Shared {
+pub(crate) struct Watched {
     state: Mutex<State>,
     changed: Condvar,
     /// By worker.
@@ -114,7 +114,7 @@ pub(crate) struct Shared {
     stalls: Arc<Stalls>,
 }
 
-impl Shared {
+impl Watched {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -124,18 +124,38 @@ impl Shared {
         // Without a clock this worker is never reported.
         self.lock().clocks[worker] = ThreadClock::of_this_thread().ok();
     }
+
+    /// Where blocks of this service on the workers' cores publish that they are resumed, by worker.
+    pub(crate) fn name(
+        &self,
+        slot: u16,
+        (kernel, service, accelerator): (&str, &str, &str),
+    ) -> Vec<Resuming> {
+        let mut state = self.lock();
+        state.tags += 1;
+        let tag = state.tags;
+        let (kernel, service) = (kernel.to_owned(), service.to_owned());
+        state.named.push(Named { tag, slot, kernel, service, accelerator: accelerator.to_owned() });
+        let of_worker = |word: &Arc<ResumingWord>| Resuming::new(word.clone(), tag);
+        self.resuming.iter().map(of_worker).collect()
+    }
+
+    /// No worker has blocks of this slot any more.
+    pub(crate) fn forget(&self, slot: u16) {
+        self.lock().named.retain(|named| named.slot != slot);
+    }
 }
 
 /// The watchdog's thread; ends when dropped.
 pub(crate) struct Watchdog {
-    shared: Arc<Shared>,
+    shared: Arc<Watched>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watchdog {
     pub(crate) fn start(workers: usize, metrics: Metrics) -> std::io::Result<Self> {
         let state = State { clocks: vec![None; workers], ..State::default() };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(Watched {
             state: Mutex::new(state),
             changed: Condvar::new(),
             resuming: (0..workers).map(|_| Arc::default()).collect(),
@@ -149,32 +169,12 @@ impl Watchdog {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    pub(crate) fn shared(&self) -> Arc<Shared> {
+    pub(crate) fn shared(&self) -> Arc<Watched> {
         self.shared.clone()
     }
 
     pub(crate) fn stalls(&self) -> Arc<Stalls> {
         self.shared.stalls.clone()
-    }
-
-    /// Where blocks of this service on the workers' cores publish that they are resumed, by worker.
-    pub(crate) fn name(
-        &self,
-        slot: u16,
-        (kernel, service, accelerator): (&str, &str, &str),
-    ) -> Vec<Resuming> {
-        let mut state = self.shared.lock();
-        state.tags += 1;
-        let tag = state.tags;
-        let (kernel, service) = (kernel.to_owned(), service.to_owned());
-        state.named.push(Named { tag, slot, kernel, service, accelerator: accelerator.to_owned() });
-        let of_worker = |word: &Arc<ResumingWord>| Resuming::new(word.clone(), tag);
-        self.shared.resuming.iter().map(of_worker).collect()
-    }
-
-    /// No worker has blocks of this slot any more.
-    pub(crate) fn forget(&self, slot: u16) {
-        self.shared.lock().named.retain(|named| named.slot != slot);
     }
 
     /// Threads of workers may end from now on.
@@ -212,7 +212,7 @@ impl LastProgress {
     }
 }
 
-fn watch(shared: &Shared) {
+fn watch(shared: &Watched) {
     let counters: Vec<_> = shared.metrics.workers().collect();
     let mut seen = vec![LastProgress::default(); shared.resuming.len()];
     let mut first_drops = FirstDrops::default();

@@ -10,7 +10,8 @@ use std::path::Path;
 
 use engine::topology::{Accelerator, Backend, EngineSettings, Listen, Service, Topology};
 
-use crate::change::{EntryChange, entries};
+pub use super::entries::EntryChange;
+use super::entries::entries;
 use crate::config::differences;
 
 /// What a change does with one service.

@@ -5,40 +5,20 @@ use std::path::Path;
 use std::sync::Arc;
 
 use engine::ServiceInstall;
-use engine::metrics::{RuntimeMetrics, ServiceMetrics};
+use engine::metrics::ServiceMetrics;
 use engine::topology::{Launch, Listen, Service, Topology};
 use sys::{OpenPort, PortSpec, SocketOptions};
 use wire::nic::{PortIndex, Transport};
 
+use super::function_failed;
+use super::plan::{Plan, ServiceAction};
+use crate::base::engine::Engine;
 use crate::base::error::ServerError;
-use crate::change::plan::{Plan, ServiceAction};
-use crate::functions::AttachedFunction;
-use crate::runtimes::kernel_files::KernelFiles;
+use crate::base::slots::{KernelFiles, ServiceSlot};
+use crate::functions::{AttachedFunction, Functions};
+use crate::runtimes::Runtimes;
 use crate::runtimes::supervisor::PreparedRuntime;
-use crate::server::Server;
-
-/// A service of the topology: its slot on the workers, and its ports.
-pub(crate) struct ServiceSlot {
-    pub(crate) slot: u16,
-    /// In the order of its `listen`.
-    pub(crate) ports: Vec<(PortIndex, SocketAddr)>,
-    /// In the order of its Unix sockets.
-    pub(crate) unix_ports: Vec<PortIndex>,
-    pub(crate) metrics: Arc<ServiceMetrics>,
-    /// Metrics of its accelerators whose blocks run in runtimes.
-    pub(crate) runtime_metrics: Vec<Arc<RuntimeMetrics>>,
-    /// Kept open for a comparison with files that are opened later.
-    pub(crate) files: KernelFiles,
-    /// Functions on the path of its messages, in order.
-    pub(crate) functions: Vec<AttachedFunction>,
-}
-
-impl ServiceSlot {
-    /// All of its ports.
-    pub(super) fn port_indices(&self) -> impl Iterator<Item = PortIndex> + '_ {
-        self.ports.iter().map(|port| port.0).chain(self.unix_ports.iter().copied())
-    }
-}
+use crate::transfers::Transfers;
 
 /// The ports of a service, and those of them that had to be opened.
 #[derive(Default)]
@@ -56,6 +36,8 @@ pub(super) struct PreparedService {
     /// Its index in the new topology.
     pub(super) index: usize,
     pub(super) service_slot: ServiceSlot,
+    /// Functions on the path of its messages, in order.
+    pub(super) functions: Vec<AttachedFunction>,
     /// By worker.
     pub(super) installs: Vec<ServiceInstall<OpenPort>>,
     /// Ports taken over from its previous version, and the sockets of its blocks whose connections arrive there.
@@ -72,11 +54,19 @@ pub(super) fn pauses_service(start: &PreparedRuntime) -> bool {
     matches!(start.spec.launch().0, Launch::Engine { .. })
 }
 
-impl Server {
+/// A preparation, with everything that it takes.
+pub(super) struct Preparation<'a> {
+    pub(super) engine: &'a Engine,
+    pub(super) functions: &'a mut Functions,
+    pub(super) runtimes: &'a mut Runtimes,
+    pub(super) transfers: &'a mut Transfers,
+    pub(super) wanted: &'a Topology,
+}
+
+impl Preparation<'_> {
     /// Prepares every service of the new topology that is added or changed.
-    pub(super) fn prepare_all(
-        &mut self,
-        wanted: &Topology,
+    pub(super) fn all(
+        mut self,
         plan: &Plan,
         files: Vec<KernelFiles>,
     ) -> Result<Vec<PreparedService>, ServerError> {
@@ -85,11 +75,11 @@ impl Server {
             if plan.services[index].1 == ServiceAction::Unchanged {
                 continue;
             }
-            match self.prepare(wanted, index, files, &prepared) {
+            match self.prepare(index, files, &prepared) {
                 Ok(next) => prepared.push(next),
                 Err(error) => {
                     for PreparedService { service_slot, .. } in &prepared {
-                        self.drop_accelerators(service_slot.slot);
+                        self.runtimes.release(service_slot.slot);
                     }
                     return Err(error);
                 }
@@ -101,37 +91,41 @@ impl Server {
     /// Prepares one service of the new topology.
     fn prepare(
         &mut self,
-        wanted: &Topology,
         index: usize,
         files: KernelFiles,
         others: &[PreparedService],
     ) -> Result<PreparedService, ServerError> {
+        let (engine, wanted) = (self.engine, self.wanted);
         let service = &wanted.services[index];
         let workers = wanted.engine.workers;
         let slots =
-            self.service_slots.iter().chain(others.iter().map(|p| &p.service_slot)).map(|p| p.slot);
-        let slots: Vec<u16> = slots.chain(self.leaked.iter().map(|leaked| leaked.slot)).collect();
+            engine.slots.iter().chain(others.iter().map(|p| &p.service_slot)).map(|p| p.slot);
+        let slots: Vec<u16> = slots.chain(engine.leaked.iter().map(|leaked| leaked.slot)).collect();
         let slot = (0..).find(|slot| !slots.contains(slot)).expect("there is room for it");
-        let before = self.topology.services.iter().position(|s| s.name == service.name);
+        let before = engine.index_of(&service.name);
         let metrics = match before {
-            Some(before) => self.service_slots[before].metrics.clone(),
+            Some(before) => engine.slots[before].metrics.clone(),
             None => Arc::new(ServiceMetrics::new(service.name.clone(), workers)),
         };
-        let (functions, links) = self.first_functions(service, &wanted.tenants)?;
-        let Ports { ports, unix_ports, kept, opened } =
-            self.open_ports(wanted, service, before, others)?;
+        let made = self.functions.first_functions(engine, service, &wanted.tenants);
+        let (functions, links) = made.map_err(|error| function_failed(service, error))?;
+        let Ports { ports, unix_ports, kept, opened } = self.open_ports(service, before, others)?;
         let runtime_metrics =
-            before.map_or(Vec::new(), |before| self.service_slots[before].runtime_metrics.clone());
-        let attached = match self.attach(slot, wanted, service, &files, &runtime_metrics) {
+            before.map_or(Vec::new(), |before| engine.slots[before].runtime_metrics.clone());
+        let attached = self.transfers.of(service).and_then(|transfers| {
+            let transfers = transfers.as_ref();
+            self.runtimes.attach(slot, wanted, service, &files, &runtime_metrics, transfers)
+        });
+        let attached = match attached {
             Ok(attached) => attached,
             Err(error) => {
-                self.drop_accelerators(slot);
+                self.runtimes.release(slot);
                 return Err(error);
             }
         };
         let runtime_metrics = attached.runtime_metrics();
         let replaces = |runtime: &PreparedRuntime| {
-            before.is_some_and(|before| runtime.spec.replaces(&self.topology, before))
+            before.is_some_and(|before| runtime.spec.replaces(&engine.topology, before))
         };
         let (after_departure, before_switch) = attached.runtimes.into_iter().partition(replaces);
         let mut installs =
@@ -158,38 +152,45 @@ impl Server {
                 runtime.add_port(port, (listen, socket), &wanted.limits, open);
             }
         }
-        let service_slot =
-            ServiceSlot { slot, ports, unix_ports, metrics, runtime_metrics, files, functions };
-        Ok(PreparedService { index, service_slot, installs, kept, before_switch, after_departure })
+        let service_slot = ServiceSlot { slot, ports, unix_ports, metrics, runtime_metrics, files };
+        Ok(PreparedService {
+            index,
+            service_slot,
+            functions,
+            installs,
+            kept,
+            before_switch,
+            after_departure,
+        })
     }
 
     /// Takes over the ports that the previous version has, and opens the others.
     fn open_ports(
         &self,
-        wanted: &Topology,
         service: &Service,
         before: Option<usize>,
         others: &[PreparedService],
     ) -> Result<Ports, ServerError> {
+        let (engine, wanted) = (self.engine, self.wanted);
         let workers = wanted.engine.workers;
         let netns = wanted.confinement_of(&service.tenant).netns;
         // Ports of another namespace cannot be taken over.
         let before = before.filter(|before| {
-            let tenant = &self.topology.services[*before].tenant;
-            self.topology.confinement_of(tenant).netns == netns
+            let tenant = &engine.topology.services[*before].tenant;
+            engine.topology.confinement_of(tenant).netns == netns
         });
         let mut old: Vec<((Listen, bool), (PortIndex, SocketAddr))> = Vec::new();
         let mut old_unix: Vec<(&Path, PortIndex)> = Vec::new();
         if let Some(before) = before {
-            let (service, slot) = (&self.topology.services[before], &self.service_slots[before]);
+            let (service, slot) = (&engine.topology.services[before], &engine.slots[before]);
             let used = service.ports().map(|(listen, socket)| (listen, socket.is_some()));
             old.extend(used.zip(slot.ports.iter().copied()));
             let unix = service.unix_ports().map(|(path, _)| path);
             old_unix.extend(unix.zip(slot.unix_ports.iter().copied()));
         }
-        let service_slots = self.service_slots.iter().chain(others.iter().map(|p| &p.service_slot));
+        let service_slots = engine.slots.iter().chain(others.iter().map(|p| &p.service_slot));
         let mut taken: Vec<PortIndex> = service_slots.flat_map(ServiceSlot::port_indices).collect();
-        taken.extend(self.leaked.iter().flat_map(|leaked| &leaked.ports));
+        taken.extend(engine.leaked.iter().flat_map(|leaked| &leaked.ports));
         let mut new_index = || {
             let index = (0..).find(|index| !taken.contains(index)).expect("65536 are enough");
             taken.push(index);

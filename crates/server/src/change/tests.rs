@@ -1,7 +1,7 @@
 //! Changes while a worker is inside a long kernel. Their time limits are shorter than usual.
 
 use std::net::{SocketAddr, UdpSocket};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use engine::topology::{
     Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, Listen, STACK_KIB, Service,
@@ -10,6 +10,7 @@ use wire::nic::Transport;
 
 use self::receive::{ask_again, receive};
 use super::*;
+use crate::base::engine::Timeouts;
 
 #[path = "../../tests/common/receive.rs"]
 mod receive;
@@ -51,7 +52,7 @@ fn busy_worker() -> (Server, UdpSocket) {
     };
     let mut server = Server::start(topology).unwrap();
     let short = Duration::from_millis(50);
-    server.timeouts = Timeouts { step: short, expiry: short };
+    server.engine.timeouts = Timeouts { step: short, expiry: short };
     let client = client(&server, 1);
     client.send(b"takes long").unwrap();
     // The turn that counts it runs the kernel.
@@ -65,7 +66,7 @@ fn busy_worker() -> (Server, UdpSocket) {
 
 /// Adds another service, which must not get any of the leaked resources.
 fn another_service_is_added(server: &mut Server) {
-    server.timeouts = Timeouts::default();
+    server.engine.timeouts = Timeouts::default();
     let mut services = server.topology().services.clone();
     services.push(service("next", "echo"));
     let wanted = Topology { services, ..server.topology().clone() };
@@ -74,10 +75,10 @@ fn another_service_is_added(server: &mut Server) {
     let last = server.topology().services.len() - 1;
     ask(server, last);
     ask(server, 0);
-    for service_slot in &server.service_slots {
-        let leaked = server.leaked.iter().find(|leaked| leaked.slot == service_slot.slot);
+    for service_slot in &server.engine.slots {
+        let leaked = server.engine.leaked.iter().find(|leaked| leaked.slot == service_slot.slot);
         assert!(leaked.is_none(), "a leaked slot is reused");
-        let mut kept = server.leaked.iter().flat_map(|leaked| &leaked.ports);
+        let mut kept = server.engine.leaked.iter().flat_map(|leaked| &leaked.ports);
         assert!(
             kept.all(|kept| service_slot.ports.iter().all(|(port, _)| port != kept)),
             "a leaked port is reused"
@@ -94,7 +95,7 @@ fn resources_are_reclaimed(server: &mut Server, address: SocketAddr) {
         services[0].slots = slots << (round % 2);
         let wanted = Topology { services, ..server.topology().clone() };
         server.change(wanted, &|| false).unwrap();
-        if server.leaked.is_empty() {
+        if server.engine.leaked.is_empty() {
             break;
         }
         assert!(Instant::now() < deadline, "it is not reclaimed");
@@ -121,8 +122,8 @@ fn a_failed_install_on_a_busy_worker_is_reported_and_its_resources_are_not_reuse
     assert_eq!(server.topology().services.len(), 2, "nothing has changed");
     assert_eq!(*server.metrics().left_behind(), ["b".to_owned()]);
     assert_eq!(receive(&slow, &mut [0; 64]).expect("the kernel returns"), 10);
-    let leaked = &server.leaked[0];
-    assert_eq!((server.leaked.len(), leaked.ports.len()), (1, 1));
+    let leaked = &server.engine.leaked[0];
+    assert_eq!((server.engine.leaked.len(), leaked.ports.len()), (1, 1));
     another_service_is_added(&mut server);
     resources_are_reclaimed(&mut server, free);
 }
@@ -137,7 +138,7 @@ fn resources_of_a_removed_service_on_a_busy_worker_are_reported_and_not_reused()
     assert!(report.services[1].left_behind, "{report:?}");
     assert_eq!(*server.metrics().left_behind(), ["slow".to_owned()]);
     assert_eq!(server.metrics().services().len(), 1);
-    assert_eq!((server.leaked.len(), server.leaked[0].ports.len()), (1, 1));
+    assert_eq!((server.engine.leaked.len(), server.engine.leaked[0].ports.len()), (1, 1));
     another_service_is_added(&mut server);
     resources_are_reclaimed(&mut server, address);
     drop(slow);

@@ -11,8 +11,8 @@ use super::diagnostic::Problem;
 use super::keys::read_fields;
 use super::reader::{Report, Section, integer_of, nearest, text_of, wrong_type};
 use super::sections::{named_section, tables};
+use super::show::param_json;
 use super::tree::{Table, Value};
-use crate::control::protocol::param_json;
 use crate::directory::{Directory, PublicKey};
 
 /// Users that may attach functions to a service, at most.

@@ -3,9 +3,18 @@
 use engine::commands::WINDOW_BYTES;
 use engine::topology::{AcceleratorKind, Service};
 use mqueue::PoolPlan;
+use onpath::Param;
 use serde_json::{Map, Value as Json, json};
 
 use super::Config;
+
+/// A parameter as requests and answers show it.
+pub(crate) fn param_json(value: &Param) -> Json {
+    match value {
+        Param::Integer(value) => (*value).into(),
+        Param::Text(text) => text.as_str().into(),
+    }
+}
 
 /// The memory of one service's rings on one accelerator.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -15,19 +15,27 @@ pub(super) fn module(server: &Server, task: &FunctionTask) -> Option<(Uncompiled
     let FunctionTask { caller, request, content, .. } = task;
     let (caller, content) = (*caller, content.as_deref());
     match request {
-        FunctionRequest::Create { spec, .. } => {
-            server.module_of_new(caller, None, spec, content).map(|module| (module, None))
-        }
+        FunctionRequest::Create { spec, .. } => server
+            .functions
+            .module_of_new(&server.engine, caller, None, spec, content)
+            .map(|module| (module, None)),
         FunctionRequest::Attach { service, spec, .. } => {
-            let module = server.module_of_new(caller, Some(service), spec, content)?;
+            let module = server.functions.module_of_new(
+                &server.engine,
+                caller,
+                Some(service),
+                spec,
+                content,
+            )?;
             Some((module, Some(service.clone())))
         }
         FunctionRequest::AttachCreated { id, service, .. } => {
-            let module = server.module_of_created(caller, *id, service)?;
+            let module =
+                server.functions.module_of_created(&server.engine, caller, *id, service)?;
             Some((module, Some(service.clone())))
         }
         FunctionRequest::Replace(target, by) => {
-            server.module_of_replacement(caller, target, by, content)
+            server.functions.module_of_replacement(&server.engine, caller, target, by, content)
         }
         _ => None,
     }
@@ -41,7 +49,13 @@ pub(super) fn answer(
     content: Option<Vec<u8>>,
 ) -> Told {
     if let FunctionRequest::Ring { id, entries, message_bytes } = request {
-        return match server.make_ring(caller, *id, *entries, *message_bytes) {
+        return match server.functions.make_ring(
+            &server.engine,
+            caller,
+            *id,
+            *entries,
+            *message_bytes,
+        ) {
             Ok((files, workers)) => {
                 Told { answer: json!({ "result": "created", "workers": workers }), files }
             }
@@ -49,7 +63,10 @@ pub(super) fn answer(
         };
     }
     if let FunctionRequest::State(target) = request {
-        let state = server.function_state(caller, target).map_err(|error| error.to_string());
+        let state = server
+            .functions
+            .state(&server.engine, caller, target)
+            .map_err(|error| error.to_string());
         let file = state.and_then(|state| {
             if state.is_empty() {
                 return Err("the function has no state: read its registers".to_owned());
@@ -77,49 +94,57 @@ fn done(
     let user = caller.user;
     match request {
         FunctionRequest::List => {
-            let functions: Vec<Json> = server.functions_of(caller).iter().map(view).collect();
+            let functions: Vec<Json> =
+                server.functions.list(&server.engine, caller).iter().map(view).collect();
             Ok(json!({ "result": "listed", "functions": functions }))
         }
         FunctionRequest::Ring { .. } | FunctionRequest::State(_) => {
             unreachable!("its answer has descriptors")
         }
         FunctionRequest::Create { spec, bound } => {
-            let id = server.create_function(caller, spec, content, *bound)?;
+            let id = server.functions.create(&server.engine, caller, spec, content, *bound)?;
             let (name, function) = (&spec.name, &spec.function);
             tracing::info!(user, id, name, function, "function created");
             Ok(json!({ "result": "created", "id": id }))
         }
         FunctionRequest::AttachCreated { id, service, place } => {
-            server.attach_created(caller, *id, service, place)?;
+            server.functions.attach_created(&server.engine, caller, *id, service, place)?;
             tracing::info!(user, id, service, "function attached");
             Ok(json!({ "result": "attached", "id": id }))
         }
         FunctionRequest::Attach { service, spec, place } => {
-            let attached = server.attach_new(caller, service, spec, content, place)?;
+            let attached = server.functions.attach_new(
+                &server.engine,
+                caller,
+                service,
+                spec,
+                content,
+                place,
+            )?;
             let result = if attached.replaced { "replaced" } else { "attached" };
             let (name, function, id) = (&spec.name, &spec.function, attached.id);
             tracing::info!(user, id, service, name, function, "function {result}");
             Ok(json!({ "result": result, "id": id }))
         }
         FunctionRequest::Replace(target, by) => {
-            let origin = server.replace_function(caller, target, by, content)?;
+            let origin = server.functions.replace(&server.engine, caller, target, by, content)?;
             tracing::info!(user, "function {target} replaced");
             let note =
                 "it is in the configuration file: the next reload gives it what the file says";
             Ok(noted("replaced", origin, note))
         }
         FunctionRequest::Detach(target) => {
-            let origin = server.detach(caller, target)?;
+            let origin = server.functions.detach(&server.engine, caller, target)?;
             tracing::info!(user, "function {target} detached");
             let note = "it is in the configuration file: the next reload attaches it again";
             Ok(noted("detached", origin, note))
         }
         FunctionRequest::Trace { service, count } => {
-            server.begin_trace(caller, service, *count as usize)?;
+            server.functions.begin_trace(&server.engine, caller, service, *count as usize)?;
             Ok(json!({ "result": "tracing" }))
         }
         FunctionRequest::Traced { service, stop } => {
-            Ok(match server.end_trace(caller, service, *stop)? {
+            Ok(match server.functions.end_trace(&server.engine, caller, service, *stop)? {
                 Ok(messages) => {
                     let messages: Vec<Json> = messages.iter().map(traced).collect();
                     json!({ "result": "traced", "messages": messages })
@@ -128,12 +153,12 @@ fn done(
             })
         }
         FunctionRequest::Destroy(id) => {
-            server.destroy_function(caller, *id)?;
+            server.functions.destroy(&server.engine, caller, *id)?;
             tracing::info!(user, id, "function destroyed");
             Ok(json!({ "result": "destroyed" }))
         }
         FunctionRequest::Registers(target, action) => {
-            let values = server.registers(caller, target, action)?;
+            let values = server.functions.registers(&server.engine, caller, target, action)?;
             let registers: Map<String, Json> =
                 values.into_iter().map(|(name, value)| (name, value.into())).collect();
             Ok(json!({ "result": "done", "registers": registers }))

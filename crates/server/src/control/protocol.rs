@@ -4,6 +4,8 @@
 use onpath::{OnFailure, Param, Spec};
 use serde_json::{Map, Value as Json, json};
 
+use super::fields::{TEXT_BYTES_MAX, text};
+use crate::config::param_json;
 use crate::{Place, Replacement, Target};
 
 pub use super::tenants::{TenantChange, TenantRequest};
@@ -11,9 +13,8 @@ pub use crate::RegisterAction;
 
 /// Longest request, in bytes.
 pub const REQUEST_BYTES_MAX: usize = 16 << 10;
-/// Longest path of a module, and longest other text of a request, in bytes.
+/// Longest path of a module, in bytes.
 const PATH_BYTES_MAX: usize = 4096;
-pub(super) const TEXT_BYTES_MAX: usize = 64;
 /// Parameters of a function, at most.
 const PARAMS_MAX: usize = 64;
 /// Longest answer, in bytes.
@@ -132,16 +133,6 @@ impl Request {
         };
         format!("{request}\n")
     }
-}
-
-/// A text of a request.
-pub(super) fn text(request: &Json, key: &str, bytes_max: usize) -> Result<String, String> {
-    let text = request.get(key).and_then(Json::as_str);
-    let text = text.ok_or_else(|| format!("the request has no text {key:?}"))?;
-    if text.len() > bytes_max || text.contains(char::is_control) {
-        return Err(format!("{key:?} has control characters or more than {bytes_max} bytes"));
-    }
-    Ok(text.to_owned())
 }
 
 /// A number of a request, or its default.
@@ -452,14 +443,6 @@ fn parse_spec(request: &Json) -> Result<Spec, String> {
     let kib = number(request, "dictionary_kib", KIB_MAX.into(), DICTIONARY_KIB.into())?;
     spec.dictionary_kib = (kib as u32).max(KIB_MIN);
     Ok(spec)
-}
-
-/// A parameter as requests and answers show it.
-pub(crate) fn param_json(value: &Param) -> Json {
-    match value {
-        Param::Integer(value) => (*value).into(),
-        Param::Text(text) => text.as_str().into(),
-    }
 }
 
 /// A function as requests and answers show it.

@@ -4,9 +4,9 @@ use engine::topology::Tenant;
 use serde_json::{Map, Value as Json, json};
 
 use super::Told;
-use super::protocol::{TEXT_BYTES_MAX, text};
+use super::fields::{TEXT_BYTES_MAX, text};
 use crate::config::{is_tenant_name, set_tenant_value, tenant_values};
-use crate::{Caller, Server, TenantView};
+use crate::{Caller, Server, TenantView, tenants};
 
 /// Most users of a tenant.
 const USERS_MAX: usize = 64;
@@ -126,12 +126,13 @@ fn done(server: &mut Server, caller: Caller, request: &TenantRequest) -> Result<
     let note = "the next reload gives tenants what the configuration file says";
     match request {
         TenantRequest::List => {
-            let tenants: Vec<Json> = server.tenants(caller).iter().map(view).collect();
+            let tenants: Vec<Json> =
+                tenants::list(&server.engine, caller).iter().map(view).collect();
             Ok(json!({ "result": "listed", "tenants": tenants }))
         }
         TenantRequest::Add(change) | TenantRequest::Set(change) => {
             let is_new = matches!(request, TenantRequest::Add(_));
-            let before = server.tenant(&change.name).cloned().filter(|_| !is_new);
+            let before = server.engine.tenant(&change.name).cloned().filter(|_| !is_new);
             let mut tenant = before.unwrap_or_else(|| Tenant::new(&change.name));
             for (key, value) in &change.values {
                 set_tenant_value(&mut tenant, key, *value)?;

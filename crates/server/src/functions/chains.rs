@@ -9,22 +9,20 @@ use std::sync::Arc;
 use std::sync::mpsc;
 
 use engine::metrics::FunctionMetrics;
-use engine::topology::{Service, Tenant, Topology};
+use engine::topology::{Service, Tenant};
 use engine::{ChainPlace, ChainReply, ChainRequest, ControlMessage};
 use onpath::library::{FUNCTIONS_MAX, read_module};
 use onpath::{Arranged, Code, Link, Merge, OnFailure, Policy, Register, Sizes, Spec};
 use sys::private_file::open_regular;
 
-use super::objects::{Caller, Object, Origin};
+use super::objects::{Functions, Object, Origin};
 use super::quota::user_of;
 use super::sample::Sampling;
 use super::{AttachedFunction, FunctionError, path};
-use crate::base::error::ServerError;
-use crate::change::ChangeError;
-use crate::change::plan::{Plan, ServiceAction};
+use crate::base::caller::Caller;
+use crate::base::engine::Engine;
+use crate::base::error::Stuck;
 use crate::directory::Directory;
-use crate::server::Server;
-use crate::tenants::is_user_of;
 
 /// A function with an instance for each worker, which are not attached yet.
 pub(super) struct NewFunction {
@@ -50,6 +48,14 @@ pub(crate) struct NextChain {
     pub(super) service: String,
     pub(super) backend: Option<u16>,
     pub(super) places: Vec<Next>,
+}
+
+/// The functions of a service after a change.
+pub(crate) enum NextFunctions {
+    /// Those of the service that had this index.
+    Of(usize),
+    /// Others.
+    New(Vec<AttachedFunction>),
 }
 
 /// A function of a chain before a reload.
@@ -83,17 +89,21 @@ fn merge_order(former: &[(&str, bool)], file: &[&str]) -> Vec<Slot> {
     order.into_iter().map(|(slot, _)| slot).collect()
 }
 
-impl Server {
+impl Functions {
     /// The content of a function's file, or nothing.
-    pub(super) fn read_file(&self, spec: &Spec) -> Result<Vec<u8>, FunctionError> {
-        let read = self.content_of_file(spec);
-        read.inspect_err(|_| self.functions.counters.count_load_error())
+    pub(super) fn read_file(&self, engine: &Engine, spec: &Spec) -> Result<Vec<u8>, FunctionError> {
+        let read = self.content_of_file(engine, spec);
+        read.inspect_err(|_| self.counters.count_load_error())
     }
 
     /// The same, and an error is not counted.
-    pub(super) fn content_of_file(&self, spec: &Spec) -> Result<Vec<u8>, FunctionError> {
+    pub(super) fn content_of_file(
+        &self,
+        engine: &Engine,
+        spec: &Spec,
+    ) -> Result<Vec<u8>, FunctionError> {
         if let Some(pin) = spec.pin() {
-            return Ok(Directory::of(&self.topology.engine).open(&pin)?);
+            return Ok(Directory::of(&engine.topology.engine).open(&pin)?);
         }
         let Some(file) = spec.file() else { return Ok(Vec::new()) };
         let file = PathBuf::from(&*file);
@@ -112,18 +122,19 @@ impl Server {
         sizes: Sizes,
     ) -> Result<Box<dyn onpath::Function>, FunctionError> {
         let instance = code.instance(spec, sizes);
-        Ok(instance.inspect_err(|_| self.functions.counters.count_init_error())?)
+        Ok(instance.inspect_err(|_| self.counters.count_init_error())?)
     }
 
     /// A function with an instance for each worker. Settings that commands have written are written again if the code has them.
     pub(super) fn make_function(
         &mut self,
+        engine: &Engine,
         (service, backend): (&Service, Option<u16>),
         mut object: Object,
         code: Code,
         metrics: Option<Arc<FunctionMetrics>>,
     ) -> Result<NewFunction, FunctionError> {
-        let workers = self.fabric.workers();
+        let workers = engine.fabric.workers();
         let hands_over = backend.is_none() && service.hands_over_for_functions();
         code.check_workers(&object.spec, workers, hands_over)?;
         let name = || object.spec.name.clone();
@@ -132,16 +143,16 @@ impl Server {
         });
         let spec = &object.spec;
         let policy = Policy { on_failure: spec.on_failure, deadline_ns: spec.deadline_us * 1000 };
-        let share = self.share_of(&object);
+        let share = self.share_of(engine, &object);
         let mut registers = Vec::new();
         let mut links = Vec::with_capacity(workers);
-        let link = self.functions.next_link();
-        let dictionary = self.functions.dictionary(&service.tenant, user_of(&object), spec);
+        let link = self.next_link();
+        let dictionary = self.dictionary(&service.tenant, user_of(&object), spec);
         metrics.set_dictionary(dictionary.as_ref());
         let sizes = path::sizes(service, backend);
         for worker in 0..workers {
             let instance = code.instance_with(spec, sizes, dictionary.clone());
-            let instance = instance.inspect_err(|_| self.functions.counters.count_init_error());
+            let instance = instance.inspect_err(|_| self.counters.count_init_error());
             let mut function = instance?;
             registers = function.registers().to_vec();
             for (setting, value) in &object.written {
@@ -182,11 +193,15 @@ impl Server {
     }
 
     /// Gives a chain its functions on all workers. Created functions that it gives up are kept, detached.
-    pub(super) fn arrange(&mut self, next: NextChain) -> Result<(), FunctionError> {
-        let index = self.any_service(&next.service)?;
+    pub(super) fn arrange(
+        &mut self,
+        engine: &Engine,
+        next: NextChain,
+    ) -> Result<(), FunctionError> {
+        let index = self.any_service(engine, &next.service)?;
         let mut orders: Vec<Vec<Arranged>> =
-            (0..self.fabric.workers()).map(|_| Vec::with_capacity(next.places.len())).collect();
-        let all = std::mem::take(&mut self.service_slots[index].functions);
+            (0..engine.fabric.workers()).map(|_| Vec::with_capacity(next.places.len())).collect();
+        let all = std::mem::take(&mut self.chains[index]);
         let (mut former, others): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|function| function.backend == next.backend);
         let mut functions = Vec::with_capacity(next.places.len());
@@ -220,38 +235,50 @@ impl Server {
         }
         functions.extend(others);
         functions.sort_by_key(|function| function.backend);
-        self.service_slots[index].functions = functions;
+        self.chains[index] = functions;
         self.keep_created(former);
-        self.publish_metrics();
+        self.publish_metrics(engine);
         let (reply, replies) = mpsc::channel();
-        let place = ChainPlace { slot: self.service_slots[index].slot, backend: next.backend };
+        let place = ChainPlace { slot: engine.slots[index].slot, backend: next.backend };
         for (worker, order) in (0..).zip(orders) {
             let request = ChainRequest::Arrange(order);
-            self.fabric.post(worker, ControlMessage::Chain(place, request, reply.clone()));
+            engine.fabric.post(worker, ControlMessage::Chain(place, request, reply.clone()));
         }
         drop(reply);
-        for _ in 0..self.fabric.workers() {
+        for _ in 0..engine.fabric.workers() {
             // What a worker no longer has is dropped here.
-            self.next_reply(&replies)?;
+            self.next_reply(engine, &replies)?;
         }
         Ok(())
     }
 
     pub(super) fn next_reply(
         &self,
+        engine: &Engine,
         replies: &mpsc::Receiver<ChainReply>,
     ) -> Result<ChainReply, FunctionError> {
-        let step = self.timeouts.step;
-        replies.recv_timeout(step).map_err(|_| Box::new(ChangeError::Stuck(step)).into())
+        let step = engine.timeouts.step;
+        replies.recv_timeout(step).map_err(|_| Stuck(step).into())
+    }
+
+    /// The topology has other services: `next` says for each which functions it has.
+    pub(crate) fn switch(&mut self, next: Vec<NextFunctions>) {
+        let mut before = std::mem::take(&mut self.chains);
+        let functions = next.into_iter().map(|next| match next {
+            NextFunctions::Of(index) => std::mem::take(&mut before[index]),
+            NextFunctions::New(functions) => functions,
+        });
+        self.chains = functions.collect();
+        self.keep_created(before.into_iter().flatten().collect());
     }
 
     /// Created functions that are attached to nothing after this are kept.
-    pub(crate) fn keep_created(&mut self, former: Vec<AttachedFunction>) {
+    fn keep_created(&mut self, former: Vec<AttachedFunction>) {
         for function in former {
             let id = function.object.id;
-            let mut attached = self.service_slots.iter().flat_map(|slot| &slot.functions);
+            let mut attached = self.chains.iter().flatten();
             if function.object.is_created() && !attached.any(|other| other.object.id == id) {
-                self.functions.detached.push(function.object);
+                self.detached.push(function.object);
             }
         }
     }
@@ -260,35 +287,37 @@ impl Server {
     /// get new instances.
     pub(crate) fn first_functions(
         &mut self,
+        engine: &Engine,
         service: &Service,
         tenants: &[Tenant],
-    ) -> Result<(Vec<AttachedFunction>, Vec<ChainLinks>), ServerError> {
+    ) -> Result<(Vec<AttachedFunction>, Vec<ChainLinks>), FunctionError> {
         let mut attached = Vec::new();
         let mut chains = Vec::new();
-        let before = self.topology.services.iter().position(|s| s.name == service.name);
+        let before = engine.topology.services.iter().position(|s| s.name == service.name);
         for backend in path::chains(service) {
             let mut by_worker: Vec<Vec<Link>> =
-                (0..self.fabric.workers()).map(|_| Vec::new()).collect();
-            let former = self.former(before, service, backend);
+                (0..engine.fabric.workers()).map(|_| Vec::new()).collect();
+            let former = self.former(engine, before, service, backend);
             for slot in self.merged(&former, (service, tenants), backend) {
                 let made = match slot {
                     Slot::File(at) => {
                         let spec = &path::functions(service, backend)[at];
-                        let content = self.read_file(spec);
+                        let content = self.read_file(engine, spec);
                         let made = content.and_then(|content| {
-                            self.make_of_file((service, backend), spec, content)
+                            self.make_of_file(engine, (service, backend), spec, content)
                         });
-                        made.map_err(|source| Self::function_failed(service, source))?
+                        made?
                     }
                     Slot::Former(at) => {
                         let Former { object, metrics, .. } = &former[at];
                         let name = object.spec.name.clone();
                         let (mut object, metrics) = (object.clone(), metrics.clone());
-                        object.spec = self.with_deadline(&object.spec, object.origin);
+                        object.spec = self.with_deadline(engine, &object.spec, object.origin);
                         let code = self.open_code(&object.spec, &object.content, user_of(&object));
                         let of = (service, backend);
-                        let made = code
-                            .and_then(|code| self.make_function(of, object, code, Some(metrics)));
+                        let made = code.and_then(|code| {
+                            self.make_function(engine, of, object, code, Some(metrics))
+                        });
                         match made {
                             Ok(made) => made,
                             Err(error) => {
@@ -310,18 +339,19 @@ impl Server {
     /// What the chain of a service, or of its backend with the same name, has at present.
     fn former(
         &self,
+        engine: &Engine,
         before: Option<usize>,
         service: &Service,
         backend: Option<u16>,
     ) -> Vec<Former> {
         let Some(before) = before else { return Vec::new() };
-        let running = &self.topology.services[before];
+        let running = &engine.topology.services[before];
         let name = backend.map(|at| &service.backends[usize::from(at)].name);
         let backend = name.map(|name| path::backend_at(running, name));
         if backend == Some(None) {
             return Vec::new();
         }
-        let of_chain = self.service_slots[before].functions.iter();
+        let of_chain = self.chains[before].iter();
         let of_chain = of_chain.filter(|function| function.backend == backend.flatten());
         let former = of_chain.map(|function| Former {
             object: function.object.clone(),
@@ -341,8 +371,7 @@ impl Server {
         let stays = |object: &Object| match object.origin {
             Origin::File => false,
             Origin::Attached(user) | Origin::Created { user, .. } => {
-                let caller = Caller { user, connection: None };
-                caller.is_operator() || is_user_of(user, service, tenants)
+                Caller { user, connection: None }.may_attach(service, tenants)
             }
         };
         let names: Vec<(&str, bool)> =
@@ -366,12 +395,13 @@ impl Server {
 
     fn make_of_file(
         &mut self,
+        engine: &Engine,
         of: (&Service, Option<u16>),
         spec: &Spec,
         content: Vec<u8>,
     ) -> Result<NewFunction, FunctionError> {
         let object = Object {
-            id: self.functions.next_id(),
+            id: self.next_id(),
             origin: Origin::File,
             spec: spec.clone(),
             written: Vec::new(),
@@ -379,43 +409,33 @@ impl Server {
             ring: None,
         };
         let code = self.open_code(&object.spec, &object.content, None)?;
-        self.make_function(of, object, code, None)
+        self.make_function(engine, of, object, code, None)
     }
 
-    fn function_failed(service: &Service, source: FunctionError) -> ServerError {
-        ServerError::Function { service: service.name.clone(), source: Box::new(source) }
-    }
-
-    /// The chains that differ from those of `wanted`, among services that stay as they are.
+    /// The chains of a service that stays as it is, which differ from those of the file.
     pub(crate) fn next_chains(
         &mut self,
-        wanted: &Topology,
-        plan: &Plan,
-    ) -> Result<Vec<NextChain>, ServerError> {
+        engine: &Engine,
+        service: &Service,
+        tenants: &[Tenant],
+    ) -> Result<Vec<NextChain>, FunctionError> {
+        let index = self.any_service(engine, &service.name)?;
         let mut chains = Vec::new();
-        for (service, (name, action)) in wanted.services.iter().zip(&plan.services) {
-            if *action != ServiceAction::Unchanged {
-                continue;
+        for backend in path::chains(service) {
+            let former = self.former(engine, Some(index), service, backend);
+            let mut places = Vec::new();
+            for slot in self.merged(&former, (service, tenants), backend) {
+                places.push(match slot {
+                    Slot::Former(at) => Next::Kept(former[at].link),
+                    Slot::File(at) => {
+                        let spec = &path::functions(service, backend)[at];
+                        self.next_of_file(engine, index, (service, backend), spec)?
+                    }
+                });
             }
-            let failed = |source| Self::function_failed(service, source);
-            let index = self.any_service(name).map_err(failed)?;
-            for backend in path::chains(service) {
-                let former = self.former(Some(index), service, backend);
-                let mut places = Vec::new();
-                for slot in self.merged(&former, (service, &wanted.tenants), backend) {
-                    places.push(match slot {
-                        Slot::Former(at) => Next::Kept(former[at].link),
-                        Slot::File(at) => {
-                            let spec = &path::functions(service, backend)[at];
-                            let next = self.next_of_file(index, (service, backend), spec);
-                            next.map_err(failed)?
-                        }
-                    });
-                }
-                let stays = |(place, function): (&Next, &Former)| matches!(place, Next::Kept(link) if *link == function.link);
-                if places.len() != former.len() || !places.iter().zip(&former).all(stays) {
-                    chains.push(NextChain { service: name.clone(), backend, places });
-                }
+            let stays = |(place, function): (&Next, &Former)| matches!(place, Next::Kept(link) if *link == function.link);
+            if places.len() != former.len() || !places.iter().zip(&former).all(stays) {
+                chains.push(NextChain { service: service.name.clone(), backend, places });
             }
         }
         Ok(chains)
@@ -424,12 +444,13 @@ impl Server {
     /// What a function of the file becomes: the one that is attached, the same with other settings, or another one.
     fn next_of_file(
         &mut self,
+        engine: &Engine,
         index: usize,
         (service, backend): (&Service, Option<u16>),
         spec: &Spec,
     ) -> Result<Next, FunctionError> {
-        let content = self.read_file(spec)?;
-        let mut attached = self.service_slots[index].functions.iter();
+        let content = self.read_file(engine, spec)?;
+        let mut attached = self.chains[index].iter();
         let same = attached.find(|function| {
             let Object { spec: of, origin, .. } = &function.object;
             let taken_over = !matches!(origin, Origin::Created { .. });
@@ -438,6 +459,7 @@ impl Server {
         });
         let Some(kept) = same else {
             return Ok(Next::New(Box::new(self.make_of_file(
+                engine,
                 (service, backend),
                 spec,
                 content,
@@ -463,19 +485,19 @@ impl Server {
     }
 
     /// After the switch: the chains that change get their functions. A worker that a kernel holds up gets them when it returns.
-    pub(crate) fn arrange_all(&mut self, chains: Vec<NextChain>) {
+    pub(crate) fn arrange_all(&mut self, engine: &Engine, chains: Vec<NextChain>) {
         for chain in chains {
             let service = chain.service.clone();
-            if let Err(error) = self.arrange(chain) {
+            if let Err(error) = self.arrange(engine, chain) {
                 tracing::error!(service, "{error}; its functions change when the kernel returns");
             }
         }
     }
 
-    /// The functions of all services, as metrics show them.
-    pub(crate) fn function_metrics(&self) -> Arc<[Arc<FunctionMetrics>]> {
-        let slots = self.service_slots.iter();
-        slots.flat_map(|slot| slot.functions.iter().map(|f| f.metrics.clone())).collect()
+    /// Publishes the metrics of the functions of all services.
+    pub(crate) fn publish_metrics(&self, engine: &Engine) {
+        let functions = self.chains.iter().flatten();
+        engine.metrics.set_functions(functions.map(|of| of.metrics.clone()).collect());
     }
 }
 

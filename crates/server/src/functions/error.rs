@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use onpath::library::{FUNCTIONS_MAX, NAME_BYTES_MAX};
 use onpath::{CommandError, LibraryError, TRACED_MAX};
 
-use super::objects::{CREATED_MAX, CREATED_PER_USER_MAX};
-use crate::change::ChangeError;
+use super::{CREATED_MAX, CREATED_PER_USER_MAX};
+use crate::base::error::Stuck;
 use crate::directory::DirectoryError;
 
 /// Why a function was not created, attached, detached or commanded. One sentence each.
@@ -166,5 +166,5 @@ pub enum FunctionError {
     Command(String, CommandError),
     /// A worker does not come back from a kernel.
     #[error(transparent)]
-    Stuck(#[from] Box<ChangeError>),
+    Stuck(#[from] Stuck),
 }

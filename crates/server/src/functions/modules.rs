@@ -1,6 +1,6 @@
 //! Modules that are compiled before a request about them is done, so that the thread that owns the server does not wait for the compiler.
 //!
-//! Who serves requests asks here what a request needs, has it compiled elsewhere, and gives it back before the request is done ([`Server::use_compiled`]). The
+//! Who serves requests asks here what a request needs, has it compiled elsewhere, and gives it back before the request is done ([`Functions::use_compiled`]). The
 //! request checks everything again: meanwhile others may have been done. Without that a module is compiled where it is needed.
 
 use std::collections::HashSet;
@@ -11,20 +11,26 @@ use onpath::library::Pin;
 use onpath::{Code, LibraryError, Spec};
 
 use super::compiled::{Beneficiary, CompiledModule, Uncompiled};
-use super::objects::{Caller, Object};
+use super::objects::{Functions, Object};
 use super::quota::user_of;
 use super::{Found, FunctionError, Replacement, Target, path, put};
-use crate::server::Server;
+use crate::base::caller::Caller;
+use crate::base::engine::Engine;
 
-impl Server {
+impl Functions {
     /// For whom a module is compiled that this caller wants on the path of a service, or nowhere yet.
-    pub(crate) fn beneficiary(&self, caller: Caller, service: Option<&str>) -> Beneficiary {
+    pub(crate) fn beneficiary(
+        &self,
+        engine: &Engine,
+        caller: Caller,
+        service: Option<&str>,
+    ) -> Beneficiary {
         if caller.is_operator() {
             return Beneficiary::Operator;
         }
         let name = service.map(|name| path::split(name).0);
-        let service = self.topology.services.iter().find(|of| Some(&*of.name) == name);
-        let mut tenants = self.topology.tenants.iter();
+        let service = engine.topology.services.iter().find(|of| Some(&*of.name) == name);
+        let mut tenants = engine.topology.tenants.iter();
         let own = || tenants.find(|of| of.users.contains(&caller.user)).map(|of| of.name.clone());
         match service.map(|of| of.tenant.clone()).or_else(own) {
             Some(tenant) if tenant != DEFAULT_TENANT => Beneficiary::Tenant(tenant),
@@ -35,28 +41,30 @@ impl Server {
     /// The module of a function that is created, or attached to a service. `None`: there is none, or the request will be refused.
     pub(crate) fn module_of_new(
         &self,
+        engine: &Engine,
         caller: Caller,
         service: Option<&str>,
         spec: &Spec,
         content: Option<&[u8]>,
     ) -> Option<Uncompiled> {
-        if !spec.is_module() || service.is_some_and(|name| !self.may_use(caller, name)) {
+        if !spec.is_module() || service.is_some_and(|name| !self.may_use(engine, caller, name)) {
             return None;
         }
-        let content = self.content_before(caller, spec, content)?;
+        let content = self.content_before(engine, caller, spec, content)?;
         self.uncompiled(spec, content, caller)
     }
 
     /// The module of a function that was created and is attached.
     pub(crate) fn module_of_created(
         &self,
+        engine: &Engine,
         caller: Caller,
         id: u64,
         service: &str,
     ) -> Option<Uncompiled> {
         let is_it = |object: &&Object| object.id == id && object.is_of(caller);
-        let object = self.functions.detached.iter().find(is_it)?;
-        if !object.spec.is_module() || !self.may_use(caller, service) {
+        let object = self.detached.iter().find(is_it)?;
+        if !object.spec.is_module() || !self.may_use(engine, caller, service) {
             return None;
         }
         self.uncompiled(&object.spec, object.content.clone(), caller)
@@ -65,17 +73,18 @@ impl Server {
     /// The module of a function that gets something else in place of what it has, and the service that it is attached to.
     pub(crate) fn module_of_replacement(
         &self,
+        engine: &Engine,
         caller: Caller,
         target: &Target,
         by: &Replacement,
         content: Option<&[u8]>,
     ) -> Option<(Uncompiled, Option<String>)> {
-        let (object, service) = match self.look_up(caller, target)? {
+        let (object, service) = match self.look_up(engine, caller, target)? {
             Found::Attached(index, of) => {
-                let service = self.topology.services[index].name.clone();
-                (&self.service_slots[index].functions[of].object, Some(service))
+                let service = engine.topology.services[index].name.clone();
+                (&self.chains[index][of].object, Some(service))
             }
-            Found::Detached(at) => (&self.functions.detached[at], None),
+            Found::Detached(at) => (&self.detached[at], None),
         };
         let mut spec = object.spec.clone();
         put(&mut spec.function, &by.function);
@@ -83,21 +92,21 @@ impl Server {
             return None;
         }
         let content = match by.function.is_some() {
-            true => self.content_before(caller, &spec, content)?,
+            true => self.content_before(engine, caller, &spec, content)?,
             false => object.content.clone(),
         };
         Some((self.uncompiled(&spec, content, caller)?, service))
     }
 
     /// The modules of a configuration that are not attached.
-    pub(crate) fn modules_of(&self, wanted: &Topology) -> Vec<Uncompiled> {
+    pub(crate) fn modules_of(&self, engine: &Engine, wanted: &Topology) -> Vec<Uncompiled> {
         let mut seen = HashSet::new();
         let mut modules = Vec::new();
         for service in &wanted.services {
             for backend in path::chains(service) {
                 for spec in path::functions(service, backend).iter().filter(|of| of.is_module()) {
                     // A file that cannot be read is reported when the service gets its functions.
-                    let Ok(content) = self.content_of_file(spec) else { continue };
+                    let Ok(content) = self.content_of_file(engine, spec) else { continue };
                     let module = self.uncompiled(spec, content.into(), Caller::engine());
                     modules.extend(module.filter(|of| seen.insert(Pin::digest(&of.content))));
                 }
@@ -108,18 +117,19 @@ impl Server {
 
     /// What was compiled is used by the next requests, instead of compiling it again, until this is called with other modules or none.
     pub(crate) fn use_compiled(&mut self, modules: Vec<CompiledModule>) {
-        self.functions.compiled = modules;
+        self.compiled = modules;
     }
 
     /// Whether a chain may get functions of this caller; nothing is counted.
-    fn may_use(&self, caller: Caller, chain: &str) -> bool {
-        let name = path::split(chain).0;
-        self.topology.services.iter().any(|of| of.name == name && self.may_attach(caller, of))
+    fn may_use(&self, engine: &Engine, caller: Caller, chain: &str) -> bool {
+        let (name, tenants) = (path::split(chain).0, &engine.topology.tenants);
+        engine.topology.services.iter().any(|of| of.name == name && caller.may_attach(of, tenants))
     }
 
     /// The content of a file before the request is done, which reads it again unless it came with the request.
     fn content_before(
         &self,
+        engine: &Engine,
         caller: Caller,
         spec: &Spec,
         content: Option<&[u8]>,
@@ -127,14 +137,14 @@ impl Server {
         match content {
             Some(content) if spec.file().is_some() => Some(content.into()),
             _ if spec.file().is_none() || caller.is_operator() => {
-                self.content_of_file(spec).ok().map(Arc::from)
+                self.content_of_file(engine, spec).ok().map(Arc::from)
             }
             _ => None,
         }
     }
 
     /// A function of the caller, if there is one; nothing is counted.
-    fn look_up(&self, caller: Caller, target: &Target) -> Option<Found> {
+    fn look_up(&self, engine: &Engine, caller: Caller, target: &Target) -> Option<Found> {
         let is_it = |object: &Object, service: Option<(&Service, Option<u16>)>| {
             object.is_of(caller)
                 && match (target, service) {
@@ -145,15 +155,15 @@ impl Server {
                     (Target::Named { .. }, None) => false,
                 }
         };
-        let services = self.topology.services.iter().zip(&self.service_slots);
-        for (index, (service, slot)) in services.enumerate() {
-            let mut functions = slot.functions.iter();
+        let services = engine.topology.services.iter().zip(&self.chains);
+        for (index, (service, chain)) in services.enumerate() {
+            let mut functions = chain.iter();
             let of = functions.position(|f| is_it(&f.object, Some((service, f.backend))));
             if let Some(of) = of {
                 return Some(Found::Attached(index, of));
             }
         }
-        self.functions.detached.iter().position(|object| is_it(object, None)).map(Found::Detached)
+        self.detached.iter().position(|object| is_it(object, None)).map(Found::Detached)
     }
 
     fn uncompiled(&self, spec: &Spec, content: Arc<[u8]>, caller: Caller) -> Option<Uncompiled> {
@@ -174,11 +184,11 @@ impl Server {
         if !spec.is_module() {
             return None;
         }
-        let compiled = self.functions.compiled.iter().find(|of| of.content == *content);
+        let compiled = self.compiled.iter().find(|of| of.content == *content);
         if let Some(compiled) = compiled {
             return Some(compiled.code.clone());
         }
-        let mut attached = self.service_slots.iter().flat_map(|slot| &slot.functions);
+        let mut attached = self.chains.iter().flatten();
         let found = attached.find(|of| {
             let is_same = Arc::ptr_eq(&of.object.content, content);
             let of_operator = user.is_none() && user_of(&of.object).is_none();
@@ -198,6 +208,6 @@ impl Server {
             Some(known) => known.map(|code| code.apart()),
             None => Code::open(spec, content),
         };
-        Ok(opened.inspect_err(|_| self.functions.counters.count_load_error())?)
+        Ok(opened.inspect_err(|_| self.counters.count_load_error())?)
     }
 }

@@ -2,41 +2,17 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
+use super::AttachedFunction;
 use super::compiled::CompiledModule;
 use super::ring::ApplicationRing;
-use super::trace::Tracing;
+use crate::base::caller::Caller;
+use engine::ChainPlace;
 use onpath::dictionary::Dictionary;
 use onpath::library::builtin;
 use onpath::{Param, Spec};
-
-/// Functions that are created and not destroyed, at most.
-pub(super) const CREATED_MAX: usize = 256;
-/// Of one user, unless it is the engine's or root.
-pub(super) const CREATED_PER_USER_MAX: usize = 16;
-
-/// Who asks: a process, by the credentials of its connection to the control socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Caller {
-    /// Its user.
-    pub user: u32,
-    /// Its connection. Functions may end with it. No other one of this process has the same number.
-    pub connection: Option<u64>,
-}
-
-impl Caller {
-    /// The engine itself.
-    pub fn engine() -> Self {
-        Self { user: sys::process::user(), connection: None }
-    }
-
-    /// The engine's user and root may do everything with all functions.
-    pub fn is_operator(self) -> bool {
-        self.user == 0 || self.user == sys::process::user()
-    }
-}
 
 /// Where a function comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -188,8 +164,19 @@ impl FunctionCounters {
     }
 }
 
-/// The functions that are created and not attached, and what is needed to make more.
-pub(crate) struct Functions {
+/// A trace that runs.
+pub(super) struct Tracing {
+    pub(super) place: ChainPlace,
+    pub(super) count: usize,
+    /// By worker.
+    pub(super) recorded: Vec<Arc<AtomicUsize>>,
+}
+
+/// The functions of a server, and what is needed to make more.
+pub struct Functions {
+    /// By service: those on the paths of its messages, in order.
+    pub(super) chains: Vec<Vec<AttachedFunction>>,
+    /// Created and not attached.
     pub(super) detached: Vec<Object>,
     pub(super) counters: Arc<FunctionCounters>,
     pub(super) traces: Vec<Tracing>,
@@ -207,6 +194,7 @@ pub(crate) struct Functions {
 impl Functions {
     pub(crate) fn new() -> Self {
         Self {
+            chains: Vec::new(),
             detached: Vec::new(),
             counters: Arc::default(),
             traces: Vec::new(),

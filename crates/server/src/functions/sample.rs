@@ -8,7 +8,8 @@ use engine::metrics::{FunctionMetrics, FunctionSample};
 use engine::{ChainPlace, ChainReply, ChainRequest, ControlMessage};
 use onpath::{Command, CommandError, Merge, Reading, Register};
 
-use crate::server::Server;
+use super::objects::Functions;
+use crate::base::engine::Engine;
 
 /// The question about one function.
 #[derive(Default)]
@@ -54,19 +55,19 @@ fn sample(registers: &[Register], readings: &[Reading]) -> FunctionSample {
     FunctionSample { registers: shown.filter_map(merged).collect(), state_bytes }
 }
 
-impl Server {
+impl Functions {
     /// Takes the registers that workers have answered, and asks for those of now.
-    pub fn sample_functions(&mut self) {
-        let workers = self.fabric.workers();
-        for slot in &mut self.service_slots {
-            for function in slot.functions.iter_mut().filter(|f| !f.registers.is_empty()) {
+    pub fn sample(&mut self, engine: &Engine) {
+        let workers = engine.fabric.workers();
+        for (chain, slot) in self.chains.iter_mut().zip(&engine.slots) {
+            for function in chain.iter_mut().filter(|f| !f.registers.is_empty()) {
                 if !function.sampling.collect(workers, &function.registers, &function.metrics) {
                     continue;
                 }
                 let (reply, replies) = mpsc::channel();
                 let place = ChainPlace { slot: slot.slot, backend: function.backend };
                 let link = function.link;
-                self.fabric.post_to_all(|_| {
+                engine.fabric.post_to_all(|_| {
                     let request = ChainRequest::Command(link, Command::Sample);
                     ControlMessage::Chain(place, request, reply.clone())
                 });

@@ -10,18 +10,16 @@ use engine::accelerator::Blocks;
 use engine::metrics::RuntimeMetrics;
 use engine::topology::{Accelerator, AcceleratorKind, CpuPlacement, Service, Topology};
 use engine::{Attachment, BlockEnds};
-use mqueue::abi::stop;
 use mqueue::{MappedMemory, Words};
 use runtime::kernel_file::{self, KernelFile};
 use sys::SharedMemory;
 
+use super::Runtimes;
+use super::heartbeat::HeartbeatGuard;
+use super::region::{MadeRegion, make_region};
+use super::supervisor::{PreparedRuntime, RuntimeSpec};
 use crate::base::error::ServerError;
-use crate::runtimes::heartbeat::HeartbeatGuard;
-use crate::runtimes::kernel_files::KernelFiles;
-use crate::runtimes::region::{MadeRegion, make_region};
-use crate::runtimes::supervisor::{PreparedRuntime, RuntimeSpec};
-use crate::server::Server;
-use crate::shutdown::BLOCKS_TIMEOUT;
+use crate::base::slots::KernelFiles;
 use crate::transfers::ServiceTransfers;
 
 /// A region of a `cpu` accelerator.
@@ -50,7 +48,7 @@ impl Attached {
     }
 }
 
-impl Server {
+impl Runtimes {
     /// Creates the regions of a service in `slot`, one for each of its accelerators, and starts their threads, if
     /// any. `files` are its kernel files; `runtime_metrics` are those of its previous version.
     pub(crate) fn attach(
@@ -60,9 +58,9 @@ impl Server {
         service: &Service,
         files: &KernelFiles,
         runtime_metrics: &[Arc<RuntimeMetrics>],
+        transfers: Option<&Arc<ServiceTransfers>>,
     ) -> Result<Attached, ServerError> {
         let workers = topology.engine.workers;
-        let transfers = self.transfers_of(service)?;
         let of_workers = (0..workers).map(|_| Vec::new()).collect();
         let mut attached = Attached { of_workers, runtimes: Vec::new() };
         for (position, index) in service.accelerators.iter().enumerate() {
@@ -70,12 +68,12 @@ impl Server {
             let name = &accelerator.name;
             let shares = match &accelerator.kind {
                 AcceleratorKind::Cpu { placement, stack_kib } => self.attach_cpu(
-                    slot,
+                    (slot, workers),
                     service,
                     (position, accelerator),
                     files[position].as_deref(),
                     (placement, *stack_kib),
-                    transfers.as_deref(),
+                    transfers.map(|of| &**of),
                 )?,
                 AcceleratorKind::Process { .. } => {
                     let of_it = |known: &&Arc<RuntimeMetrics>| known.accelerator == *name;
@@ -95,7 +93,7 @@ impl Server {
                         file,
                         metrics,
                         confinement,
-                        transfers: transfers.clone(),
+                        transfers: transfers.cloned(),
                     };
                     let made = PreparedRuntime::make(spec, &self.heartbeat_writer);
                     let (runtime, shares) = made.map_err(|source| ServerError::Memory {
@@ -117,7 +115,7 @@ impl Server {
     /// cores are started later by their workers. Returns each worker's share.
     fn attach_cpu(
         &mut self,
-        slot: u16,
+        (slot, workers): (u16, usize),
         service: &Service,
         (position, accelerator): (usize, &Accelerator),
         file: Option<&KernelFile>,
@@ -132,7 +130,6 @@ impl Server {
             None => Kernel::builtin(kernel),
         };
         let kernel = kernel.map_err(|e| accelerator_error(e.into()))?;
-        let workers = self.topology.engine.workers;
         let made = make_region(service, (position, accelerator), 1, workers, transfers);
         let MadeRegion { memory, words, ends, pools, commands: _ } =
             made.map_err(|source| ServerError::Memory { service: service.name.clone(), source })?;
@@ -158,7 +155,7 @@ impl Server {
         match placement {
             CpuPlacement::Worker => {
                 let names = (kernel.name(), service.name.as_str(), accelerator.name.as_str());
-                let shown = self.watchdog.name(slot, names);
+                let shown = self.watched.name(slot, names);
                 for (own, resuming) in by_worker.iter().zip(shown) {
                     let (memory, kernel) = (memory.clone(), kernel.clone());
                     let prepared =
@@ -188,23 +185,5 @@ impl Server {
         }
         let attachment = |((blocks, ends), pool)| Attachment { blocks, ends, pool };
         Ok(blocks.into_iter().zip(ends).zip(pools).map(attachment).collect())
-    }
-
-    /// Stops the accelerator threads of a slot and frees its regions; returns whether all threads have ended. No
-    /// worker uses the regions any more.
-    pub(crate) fn drop_accelerators(&mut self, slot: u16) -> bool {
-        let mut ended = true;
-        let of_slot = |(of, _): &mut (u16, _)| *of == slot;
-        for (_, accelerator) in self.accelerators.extract_if(.., of_slot) {
-            accelerator.stop(stop::NOW);
-            let left = accelerator.join(BLOCKS_TIMEOUT);
-            if !left.is_empty() {
-                tracing::error!(blocks = ?left, "blocks did not end; their threads are left behind");
-                ended = false;
-            }
-        }
-        self.watchdog.forget(slot);
-        self.regions.retain(|region| region.slot != slot);
-        ended
     }
 }

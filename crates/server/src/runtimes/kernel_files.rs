@@ -6,17 +6,15 @@ use std::sync::Arc;
 use accel::{AccelError, KernelError};
 use engine::topology::{AcceleratorKind, Launch, Service, Topology};
 
+use crate::base::engine::Engine;
 use crate::base::error::ServerError;
-use crate::server::Server;
+use crate::base::slots::KernelFiles;
 use runtime::kernel_file::{self, KernelFile, Target};
 use runtime::kinds::target;
 
-/// The files of one service, by the accelerator's position in its list.
-pub(crate) type KernelFiles = Vec<Option<Arc<KernelFile>>>;
-
 /// The kernel file of a service on each of its accelerators, checked, unless `cancelled`; `None` for built-in kernels
 /// and kernels of external programs.
-pub(crate) fn kernel_files(
+fn kernel_files(
     topology: &Topology,
     service: &Service,
     cancelled: &mut dyn FnMut() -> bool,
@@ -46,32 +44,29 @@ pub(crate) fn kernel_files(
     service.accelerators.iter().enumerate().map(open).collect()
 }
 
-impl Server {
-    /// The kernel files of every service of a new topology.
-    pub(crate) fn open_files(
-        &self,
-        wanted: &Topology,
-        cancelled: &mut dyn FnMut() -> bool,
-    ) -> Result<Vec<KernelFiles>, ServerError> {
-        wanted.services.iter().map(|service| kernel_files(wanted, service, cancelled)).collect()
-    }
+/// The kernel files of every service of a new topology.
+pub(crate) fn open(
+    wanted: &Topology,
+    cancelled: &mut dyn FnMut() -> bool,
+) -> Result<Vec<KernelFiles>, ServerError> {
+    wanted.services.iter().map(|service| kernel_files(wanted, service, cancelled)).collect()
+}
 
-    /// Services whose kernel file has new content, and the file; `files` are those of `wanted`.
-    pub(crate) fn rebuilt(
-        &self,
-        wanted: &Topology,
-        files: &[KernelFiles],
-    ) -> Vec<(String, PathBuf)> {
-        let of_service = |(service, new): (&Service, &KernelFiles)| {
-            let before = self.topology.services.iter().position(|s| s.name == service.name)?;
-            let old = self.service_slots[before].files.iter().flatten();
-            let changed = |old: &&Arc<KernelFile>| {
-                let mut same_path = new.iter().flatten().filter(|new| new.path() == old.path());
-                same_path.any(|new| !Arc::ptr_eq(new, old))
-            };
-            let file = old.clone().find(changed)?;
-            Some((service.name.clone(), file.path().to_owned()))
+/// Services whose kernel file has new content, and the file; `files` are those of `wanted`.
+pub(crate) fn rebuilt(
+    engine: &Engine,
+    wanted: &Topology,
+    files: &[KernelFiles],
+) -> Vec<(String, PathBuf)> {
+    let of_service = |(service, new): (&Service, &KernelFiles)| {
+        let before = engine.index_of(&service.name)?;
+        let old = engine.slots[before].files.iter().flatten();
+        let changed = |old: &&Arc<KernelFile>| {
+            let mut same_path = new.iter().flatten().filter(|new| new.path() == old.path());
+            same_path.any(|new| !Arc::ptr_eq(new, old))
         };
-        wanted.services.iter().zip(files).filter_map(of_service).collect()
-    }
+        let file = old.clone().find(changed)?;
+        Some((service.name.clone(), file.path().to_owned()))
+    };
+    wanted.services.iter().zip(files).filter_map(of_service).collect()
 }

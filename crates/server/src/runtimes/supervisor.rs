@@ -54,7 +54,7 @@ use crate::runtimes::heartbeat::HeartbeatWriter;
 use slot::FirstStart;
 pub(crate) use slot::{PreparedRuntime, RuntimeSpec};
 use starts::CANCEL_POLL_INTERVAL;
-pub(crate) use starts::{NO_RESPONSE, PendingStarts, StartFailure};
+pub(crate) use starts::{PendingStarts, StartFailure};
 use state::SupervisorState;
 use worker::WorkerFabric;
 

@@ -10,16 +10,7 @@ use wire::attach::TOGETHER_MAX;
 
 use super::STOP_TIMEOUT;
 use super::slot::{EndCause, FirstStart, Pause, RuntimeSlot, State, warn_of_shared_devices};
-use super::state::{KilledProcess, SupervisorState};
-
-/// A planned change of the processes that runtimes share. Generations of services that stay end for it, when all
-/// their accepted requests have been answered.
-pub(super) enum Regroup {
-    /// The runtimes of this service slot are removed; the sender is dropped when they are gone.
-    Leave(u16, Sender<()>),
-    /// This runtime is to share a process with others of its device.
-    Join(u64),
-}
+use super::state::{KilledProcess, Regroup, SupervisorState};
 
 impl SupervisorState {
     /// Carries out the planned changes that need not wait any more. Services whose restart is no longer needed are

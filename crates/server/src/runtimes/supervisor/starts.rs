@@ -4,6 +4,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use super::slot::FirstStart;
+use crate::base::error::ServerError;
 
 /// How often to check whether the start has been cancelled.
 pub(super) const CANCEL_POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -11,7 +12,7 @@ pub(super) const CANCEL_POLL_INTERVAL: Duration = Duration::from_millis(20);
 const OTHERS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The reason of a runtime that reported nothing.
-pub(crate) const NO_RESPONSE: &str = "its runtime did not respond";
+const NO_RESPONSE: &str = "its runtime did not respond";
 /// The reason of a runtime that was not waited for because another one failed.
 pub(super) const STILL_STARTING: &str = "its runtime was still starting when another one failed";
 
@@ -31,6 +32,21 @@ impl StartFailure {
             Self::Failed(reasons) => reasons,
             Self::Silent(services) => with_reason(services, NO_RESPONSE).collect(),
             Self::Cancelled => Vec::new(),
+        }
+    }
+}
+
+impl From<StartFailure> for ServerError {
+    fn from(unready: StartFailure) -> Self {
+        match unready {
+            StartFailure::Failed(reasons) => {
+                let (service, why) = reasons.into_iter().next().expect("at least one has failed");
+                Self::Runtime { service, why }
+            }
+            StartFailure::Silent(services) => {
+                Self::Runtime { service: services.join(", "), why: NO_RESPONSE.to_owned() }
+            }
+            StartFailure::Cancelled => Self::Cancelled,
         }
     }
 }

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::process::Child;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,6 @@ use sys::local::wait_readable;
 use wire::DropReason;
 use wire::attach::{MESSAGE_BYTES_MAX, Ready, TOGETHER_MAX};
 
-use super::sharing::Regroup;
 use super::slot::{
     EndCause, FirstStart, RuntimeRegion, RuntimeSlot, State, is_same_kernel, reason_label,
     warn_of_shared_devices,
@@ -36,6 +36,15 @@ pub(super) struct KilledProcess {
     pub(super) device: Option<String>,
     /// … or until this time.
     pub(super) until: Instant,
+}
+
+/// A planned change of the processes that runtimes share. Generations of services that stay end for it, when all
+/// their accepted requests have been answered.
+pub(super) enum Regroup {
+    /// The runtimes of this service slot are removed; the sender is dropped when they are gone.
+    Leave(u16, Sender<()>),
+    /// This runtime is to share a process with others of its device.
+    Join(u64),
 }
 
 /// The thread's state.

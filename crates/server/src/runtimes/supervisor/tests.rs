@@ -2,9 +2,9 @@
 
 use std::process::Child;
 
-use super::sharing::Regroup;
 use super::slot::{EndCause, State};
 use super::starts::STILL_STARTING;
+use super::state::Regroup;
 use super::state::wait_for_exits;
 use super::*;
 use engine::metrics::RuntimeMetrics;
