@@ -14,8 +14,10 @@
 //! accessors instead of serde: serde stops at the first error, cannot suggest the nearest key, and loses the origin
 //! of a value, which `serval check-config` shows.
 
+mod accelerator;
 mod address;
 mod diagnostic;
+mod fields;
 mod file;
 mod function;
 mod kernel;
@@ -29,8 +31,10 @@ mod service;
 mod show;
 mod socket;
 mod streams;
+mod tables;
 mod tenant;
 mod tree;
+mod words;
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -54,13 +58,13 @@ pub use diagnostic::{ConfigError, Origin, ProblemEntry};
 pub use kernel::{BUILTINS, Builtin};
 pub(crate) use keys::{differences, set_tenant_value, tenant_values};
 pub use reader::Setting;
-pub(crate) use reader::nearest;
 pub use reference::tables as reference_tables;
 pub use show::RegionUse;
 pub use show::bytes_for_people;
 pub(crate) use show::param_json;
 pub use streams::from_hex;
 pub(crate) use tenant::is_tenant_name;
+pub(crate) use words::nearest;
 
 /// Largest configuration file, in bytes.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -289,7 +293,7 @@ fn keep(over: &tree::Override, sources: &[Source], warnings: &mut Vec<String>) -
         return true;
     }
     let [section, key] = over.path.as_slice() else { return true };
-    let keys = sections::keys_of(section);
+    let keys = keys::keys_of(section);
     if keys.contains(&key.as_str()) {
         return true;
     }
@@ -750,7 +754,7 @@ mod tests {
                 .filter(|s| s.section == section)
                 .map(|s| s.key.as_str())
                 .collect();
-            let mut known = sections::keys_of(section);
+            let mut known = keys::keys_of(section);
             let mut sorted = read.clone();
             known.sort_unstable();
             sorted.sort_unstable();

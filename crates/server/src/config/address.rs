@@ -7,10 +7,11 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
+use engine::topology::SocketAt;
 use sys::local::PATH_BYTES_MAX;
 use wire::nic::Transport;
 
-use super::reader::nearest;
+use super::words::nearest;
 
 /// Why a text is not a valid address, and the fix.
 #[derive(Debug, PartialEq, Eq)]
@@ -62,7 +63,7 @@ pub(super) fn memory_port(url: &str) -> Option<Result<PathBuf, Wrong>> {
 }
 
 /// The path of a Unix socket of kernels (`unix:///run/digits`); `None` if the text is of another scheme.
-pub(super) fn unix_socket(url: &str) -> Option<Result<PathBuf, Wrong>> {
+fn unix_socket(url: &str) -> Option<Result<PathBuf, Wrong>> {
     path_of(url, "unix")
 }
 
@@ -77,6 +78,19 @@ fn path_of(url: &str, scheme: &str) -> Option<Result<PathBuf, Wrong>> {
         return Some(wrong(format!("`{path}` is too long"), right));
     }
     Some(Ok(PathBuf::from(path)))
+}
+
+/// The address of a stream socket, at which a kernel listens or to which it connects. `datagrams` is the problem of `udp://`, and its fix.
+pub(super) fn stream(url: &str, listens: bool, datagrams: (&str, &str)) -> Result<SocketAt, Wrong> {
+    let at = match unix_socket(url) {
+        Some(path) => return path.map(SocketAt::Unix),
+        None if listens => listen(url)?,
+        None => connect(url)?,
+    };
+    match at {
+        (Transport::Tcp, address) => Ok(SocketAt::Tcp(address)),
+        (Transport::Udp, _) => wrong(datagrams.0, datagrams.1),
+    }
 }
 
 /// The path of a shared-memory port as a URL.

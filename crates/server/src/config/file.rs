@@ -1,19 +1,16 @@
 //! `[[service.file]]`: what transfers of a service's kernels may use; and the backend that does them.
 
-use std::net::SocketAddr;
 use std::path::Path;
 
 use engine::topology::{
     Backend, FILE_SPECS_MAX, FileAccess, FileAt, FileSpec, MEMORY_BYTES_MAX, MEMORY_BYTES_MIN,
-    SocketAt,
 };
-use wire::nic::Transport;
 
-use super::address::{self, Wrong};
+use super::address;
 use super::diagnostic::Problem;
 use super::reader::{Report, Section};
-use super::sections::{named_section, tables};
-use super::tree::{Table, Value};
+use super::tables::{list_of_service, one_of};
+use super::tree::Value;
 
 /// `connect` of the backend that does transfers.
 const TRANSFER: &str = "transfer";
@@ -53,38 +50,18 @@ pub(super) fn read_files(
     section: &mut Section<'_>,
     base: &Path,
 ) -> Vec<FileSpec> {
-    let found = tables(report, section.entry("file"), "[[service.file]]");
-    if found.len() > FILE_SPECS_MAX {
-        let what = format!("{} has {} files", section.title, found.len());
-        let right = format!("at most {FILE_SPECS_MAX}");
-        report.problem(Problem::new(section.place("file"), what, right));
-    }
-    let path = format!("{}.file", section.path);
-    let mut taken = Vec::new();
-    let read = |(index, table): (usize, &Table)| {
-        let (mut section, _) = named_section(report, table, "file", &path, index, &mut taken);
-        let spec = read_file(report, &mut section, base);
-        section.finish(report);
-        spec
-    };
-    found.into_iter().enumerate().take(FILE_SPECS_MAX).filter_map(read).collect()
+    let read =
+        |report: &mut Report<'_>, section: &mut Section<'_>| read_file(report, section, base);
+    list_of_service(report, section, "file", FILE_SPECS_MAX, read)
 }
 
 /// Reads one: `path` of a file, or `connect` to a peer.
 fn read_file(report: &mut Report<'_>, section: &mut Section<'_>, base: &Path) -> Option<FileSpec> {
-    let (is_file, connects) = (section.entry("path").is_some(), section.entry("connect").is_some());
-    if is_file == connects {
-        let what = format!(
-            "{} has {} `path` {} `connect`",
-            section.title,
-            if is_file { "both" } else { "neither" },
-            if is_file { "and" } else { "nor" },
-        );
-        let right = "give one: `path` of a file, `connect` for a peer to which transfers connect";
-        report.problem(Problem::new(section.place("path"), what, right));
-        return None;
-    }
-    let at = if is_file { read_path(report, section, base) } else { read_peer(report, section) };
+    let right = "give one: `path` of a file, `connect` for a peer to which transfers connect";
+    let at = match one_of(report, section, ["path", "connect"], right)? {
+        "path" => read_path(report, section, base),
+        _ => read_peer(report, section),
+    };
     let key = section.text(report, "key", "\"secret.key\"").map(|(text, _)| {
         section.record(report, "key", text.clone());
         base.join(text)
@@ -104,25 +81,12 @@ fn read_path(report: &mut Report<'_>, section: &mut Section<'_>, base: &Path) ->
 fn read_peer(report: &mut Report<'_>, section: &mut Section<'_>) -> Option<FileAt> {
     let (text, span) = section.text(report, "connect", "\"tcp://127.0.0.1:7000\"")?;
     section.record(report, "connect", text.clone());
-    let read = match address::unix_socket(&text) {
-        Some(path) => path.map(SocketAt::Unix),
-        None => address::connect(&text).and_then(only_tcp),
-    };
-    match read {
+    let datagrams = ("a transfer cannot use udp://", "write tcp:// or unix://");
+    match address::stream(&text, false, datagrams) {
         Ok(at) => Some(FileAt::Connection(at)),
         Err(wrong) => {
             report.problem(Problem::new(span, wrong.what, wrong.right));
             None
         }
-    }
-}
-
-fn only_tcp((transport, address): (Transport, SocketAddr)) -> Result<SocketAt, Wrong> {
-    match transport {
-        Transport::Tcp => Ok(SocketAt::Tcp(address)),
-        Transport::Udp => Err(Wrong {
-            what: "a transfer cannot use udp://".to_owned(),
-            right: "write tcp:// or unix://".to_owned(),
-        }),
     }
 }

@@ -8,11 +8,12 @@ use onpath::{Code, LibraryError, OnFailure, Param, Sizes, Spec};
 use sys::private_file::open_regular;
 
 use super::diagnostic::Problem;
-use super::keys::read_fields;
-use super::reader::{Report, Section, integer_of, nearest, text_of, wrong_type};
-use super::sections::{named_section, tables};
+use super::fields::read_fields;
+use super::reader::{Report, Section, integer_of, text_of, wrong_type};
 use super::show::param_json;
+use super::tables::{named_section, tables};
 use super::tree::{Table, Value};
+use super::words::nearest;
 use crate::directory::{Directory, PublicKey};
 
 /// Users that may attach functions to a service, at most.

@@ -10,7 +10,7 @@ use runtime::kernel_file::Target;
 use runtime::kinds::target;
 
 use super::Inspect;
-use super::reader::nearest;
+use super::words::nearest;
 
 /// A kernel that is part of Serval.
 #[derive(Clone, Copy, Debug)]

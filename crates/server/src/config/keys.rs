@@ -1,7 +1,7 @@
 //! All keys of the configuration file, in one table: name, value, target field, description.
 //!
 //! A key whose value is a number, a Boolean or a word, and that is stored directly in a field, needs only a row here
-//! and the field: [`read_fields`] reads it, checks it and records it, and its default is the field's. Keys that
+//! and the field: [`read_fields`](super::fields::read_fields) reads it, checks it and records it, and its default is the field's. Keys that
 //! depend on others or have a special form are read by code in `sections.rs` and `service.rs`.
 //!
 //! Documents, hints about unknown keys and the order of listings are generated from the same rows (`reference.rs`,
@@ -22,8 +22,8 @@ use onpath::library::{DEADLINE_US_MAX, MEMORY_MIB_MAX};
 use runtime::kinds::KINDS;
 use transfer::ServiceLimits;
 
-use super::reader::{Report, Section};
-use super::streams::IDLE_S;
+/// The range of `idle_s`, of a service and in `[limits]`.
+pub(super) const IDLE_S: RangeInclusive<u64> = 1..=86_400;
 
 /// A table of the file.
 pub(super) struct Table {
@@ -52,7 +52,7 @@ pub(super) struct Key {
 /// The type of a value, and its target.
 #[derive(Clone)]
 pub(super) enum Kind {
-    /// Stored directly in a field, and read by [`read_fields`]. Other keys are read by dedicated code.
+    /// Stored directly in a field, and read by [`read_fields`](super::fields::read_fields). Other keys are read by dedicated code.
     Field(Field),
     /// An integer; its unit. The range is taken from the reader.
     Integer(&'static str),
@@ -112,7 +112,7 @@ pub(crate) enum Number<'a> {
 }
 
 impl Number<'_> {
-    fn value(&self) -> u64 {
+    pub(super) fn value(&self) -> u64 {
         match self {
             Self::U32(field) => u64::from(**field),
             Self::U64(field) => **field,
@@ -122,7 +122,7 @@ impl Number<'_> {
     }
 
     /// The range of the key has been checked and fits the field.
-    fn set(self, value: u64) {
+    pub(super) fn set(self, value: u64) {
         match self {
             Self::U32(field) => *field = value as u32,
             Self::U64(field) => *field = value,
@@ -249,32 +249,6 @@ impl<T> Setter<T> {
         }
     }
 
-    /// Reads the key into its field, which contains the default.
-    fn read(
-        &self,
-        report: &mut Report<'_>,
-        section: &mut Section<'_>,
-        key: &'static str,
-        to: &mut T,
-    ) {
-        match self {
-            Self::Integer { range, number, .. } => {
-                let number = number(to);
-                let value = section.integer(report, key, range.clone(), number.value());
-                number.set(value);
-            }
-            Self::Boolean(field) => {
-                let field = field(to);
-                *field = section.boolean(report, key, *field);
-            }
-            Self::Word(field) => {
-                let field = field(to);
-                let place = section.choice(report, key, &field.words(), field.word());
-                field.choose(place);
-            }
-        }
-    }
-
     /// Whether the field has the same value in both.
     fn is_same(&self, one: &mut T, other: &mut T) -> bool {
         match self {
@@ -286,33 +260,12 @@ impl<T> Setter<T> {
 }
 
 /// The keys of `T`'s table that are stored directly in a field.
-fn fields<T: Target>() -> impl Iterator<Item = (&'static Key, &'static Setter<T>)> {
+pub(super) fn fields<T: Target>() -> impl Iterator<Item = (&'static Key, &'static Setter<T>)> {
     let table = TABLES.iter().find(|table| table.header == T::HEADER).expect("it has a table");
     table.keys.iter().filter_map(|key| match &key.kind {
         Kind::Field(field) => Some((key, T::setter(field)?)),
         _ => None,
     })
-}
-
-/// Reads all these keys.
-pub(super) fn read_fields<T: Target>(
-    report: &mut Report<'_>,
-    section: &mut Section<'_>,
-    to: &mut T,
-) {
-    read_some(report, section, to, |_| true);
-}
-
-/// Reads those of these keys that `wanted` says.
-pub(super) fn read_some<T: Target>(
-    report: &mut Report<'_>,
-    section: &mut Section<'_>,
-    to: &mut T,
-    wanted: impl Fn(&str) -> bool,
-) {
-    for (key, setter) in fields::<T>().filter(|(key, _)| wanted(key.name)) {
-        setter.read(report, section, key.name, to);
-    }
 }
 
 /// The paths of those keys whose values differ.
@@ -366,6 +319,19 @@ fn table_of(path: &str) -> &'static Table {
         _ => "the top of the file",
     };
     TABLES.iter().find(|table| table.header == header).expect("every header has a table")
+}
+
+/// The table that has a key of this name.
+pub(super) fn section_with(key: &str) -> Option<&'static str> {
+    let has = |table: &&Table| table.keys.iter().any(|known| known.name == key);
+    TABLES.iter().find(has).map(|table| table.header)
+}
+
+/// The keys of `engine` or `limits`, which environment variables can set.
+pub(super) fn keys_of(section: &str) -> Vec<&'static str> {
+    let header = format!("[{section}]");
+    let found = TABLES.iter().find(|table| table.header == header);
+    found.map_or(Vec::new(), |table| table.keys.iter().map(|key| key.name).collect())
 }
 
 /// The position of a key among the others of its section, in documents, hints and listings.
@@ -750,3 +716,15 @@ const COMMON: &[(&str, &[Key])] = &[
         },
     ),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_know_their_table() {
+        assert_eq!(section_with("workers"), Some("[engine]"));
+        assert_eq!(section_with("connect"), Some("[[service.backend]]"));
+        assert_eq!(section_with("nothing"), None);
+    }
+}

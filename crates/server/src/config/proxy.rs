@@ -6,9 +6,9 @@ use wire::framing::Framing;
 
 use super::address;
 use super::diagnostic::Problem;
-use super::keys::read_some;
+use super::fields::read_some;
 use super::reader::{Report, Section};
-use super::sections::without;
+use super::tables::without;
 use super::tenant::read_tenant;
 
 /// Keys that describe a kernel, its mqueues and what it answers.

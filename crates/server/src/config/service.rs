@@ -6,6 +6,7 @@ use engine::topology::{
     AcceleratorKind, Backend, Dispatch, EngineSettings, Launch, Limits, Listen, ParamValue,
     Replies, Rings, Service, Sockets, Tenant,
 };
+use mqueue::abi::BACKENDS_MAX;
 use mqueue::abi::{
     BLOCKS_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, PARAM_TEXT_BYTES_MAX, PARAMS_MAX,
 };
@@ -16,20 +17,22 @@ use wire::framing::Framing;
 use wire::matching::MatchId;
 use wire::nic::{Transport, UDP_PAYLOAD_MAX};
 
+use super::accelerator::accelerator_indices;
 use super::address;
 use super::diagnostic::Problem;
+use super::fields::{read_fields, read_some};
 use super::file::{self, read_files};
 use super::function::{read_functions, read_users};
 use super::kernel::{self, BUILTINS, Builtin, Kernel};
-use super::keys::{read_fields, read_some};
 use super::peer::read_peer_address;
 use super::proxy;
-use super::reader::{Places, Report, Section, integer_of, nearest, text_of, wrong_type};
-use super::sections::{self, accelerator_indices, named_section, tables, without};
+use super::reader::{Places, Report, Section, integer_of, text_of, wrong_type};
 use super::socket::read_sockets;
 use super::streams::{read_error_reply, read_idle};
+use super::tables::{named_section, tables, without};
 use super::tenant::{check_isolated, read_tenant};
 use super::tree::{Entry, Node, Table, Value};
+use super::words::nearest;
 
 /// What a service may refer to.
 pub(super) struct Context<'a> {
@@ -78,7 +81,7 @@ pub(super) fn read(
         return (service, (section.finish(report), Vec::new()));
     }
     without(report, at, proxy::OF_PROXIES, "a kernel", "write `upstream` instead of `kernel`");
-    service.accelerators = accelerator_indices(report, at, context);
+    service.accelerators = accelerator_indices(report, at, context.accelerators, context.implicit);
     let count = match table.entry("accelerator").map(|entry| &entry.node.value) {
         Some(Value::Array(items)) => items.len(),
         _ => 1,
@@ -108,7 +111,7 @@ pub(super) fn read(
     check_backend_count(report, at, &backend_tables, kernel);
     let mut backend_names = Vec::new();
     let mut backend_places = Vec::new();
-    for (sub, table) in backend_tables.into_iter().enumerate().take(sections::BACKENDS) {
+    for (sub, table) in backend_tables.into_iter().enumerate().take(BACKENDS_MAX as usize) {
         let (backend, places) =
             read_backend(report, table, (sub, &at.path), context, &mut backend_names);
         service.backends.push(backend);
@@ -514,9 +517,9 @@ fn check_backend_count(
     tables: &[&Table],
     kernel: Option<&Builtin>,
 ) {
-    if tables.len() > sections::BACKENDS {
+    if tables.len() > BACKENDS_MAX as usize {
         let what = format!("{} has {} backends", section.title, tables.len());
-        let right = format!("at most {}", sections::BACKENDS);
+        let right = format!("at most {BACKENDS_MAX}");
         report.problem(Problem::new(section.place("backend"), what, right));
     }
     if let Some(builtin) = kernel

@@ -3,10 +3,8 @@
 use engine::topology::{Limits, Service};
 
 use super::diagnostic::Problem;
+use super::keys::IDLE_S;
 use super::reader::{Report, Section, integer_of};
-
-/// The range of `idle_s`, here and in `[limits]`.
-pub(super) const IDLE_S: std::ops::RangeInclusive<u64> = 1..=86_400;
 
 /// `idle_s`: the service's own time-out of silent connections, and of the flows of a proxy.
 pub(super) fn read_idle(

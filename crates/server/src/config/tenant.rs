@@ -7,11 +7,12 @@ use engine::topology::{
 };
 
 use super::diagnostic::Problem;
+use super::fields::read_fields;
 use super::function::read_users;
-use super::keys::read_fields;
-use super::reader::{Places, Report, Section, nearest, text_of, wrong_type};
-use super::sections::named_section;
+use super::reader::{Places, Report, Section, text_of, wrong_type};
+use super::tables::named_section;
 use super::tree::{Table, Value};
+use super::words::nearest;
 
 /// The tenants of the file, and their places.
 pub(super) fn read_tenants(

@@ -4,7 +4,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::diagnostic::{Origin, Problem, Source, Span};
-use super::reader::nearest;
+use super::words::nearest;
 
 /// A value with its place.
 #[derive(Clone, Debug)]
