@@ -31,7 +31,7 @@ help:
 	@echo "make bench       measures the rows of benches/speed.toml, for two cores, and rewrites docs/benchmarks.md (half an hour on an idle machine)"
 	@echo "make bench-functions  the same for functions on the path, on four cores; benches/tenants.toml and benches/gpu.toml have the other rows"
 	@echo "make bench-quick measures each of them briefly (2 minutes; not for publication)"
-	@echo "make microbench  single operations: rings, framings, the dispatcher, the turn"
+	@echo "make microbench  single operations: rings, framings, the dispatcher, functions"
 	@echo "make soak        a mixed load for MINUTES=60: every reply checked, no memory growth"
 	@echo "make fuzz-quick  every fuzz target for 30 seconds, and each against its planted bug"
 	@echo "make fuzz        every fuzz target for MINUTES=60"
@@ -253,7 +253,6 @@ bench-build: build setup-memcached
 # Microbenchmarks of single operations; ARGS has arguments of criterion, for example ARGS=ring/doorbell.
 microbench: setup
 	@$(CARGO) bench --quiet --package serval-benches -- $(ARGS)
-	@$(CARGO) run --quiet --release --package serval-accel --example turn
 	@$(CARGO) run --quiet --release --package serval-accel --example hop
 	@$(CARGO) run --quiet --release --package serval-mqueue --example ring_rate
 	@$(MAKE) --no-print-directory -C device/models bench

@@ -292,11 +292,6 @@ impl<M: Memory> BlockSockets<M> {
         })
     }
 
-    /// The lease of a slot.
-    pub fn lease_of(&self, slot: u32) -> u32 {
-        self.slots[slot as usize].generation
-    }
-
     /// Positions in the bytes that the block writes to a slot: up to the first one they were [sent](Self::sent), up to the second one written.
     pub fn send_positions(&mut self, slot: u32) -> Result<(u64, u64), BrokenRing> {
         let entry = &mut self.slots[slot as usize];

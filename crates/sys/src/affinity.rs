@@ -65,15 +65,6 @@ pub fn numa_nodes() -> Vec<u32> {
     if nodes.is_empty() { vec![0] } else { nodes }
 }
 
-/// The NUMA node of a core, if the host says.
-pub fn numa_node_of(core: usize) -> Option<u32> {
-    numa_nodes().into_iter().find(|node| {
-        let path = format!("/sys/devices/system/node/node{node}/cpulist");
-        let cores = parse_list(&fs::read_to_string(path).unwrap_or_default());
-        cores.contains(&(core as u32))
-    })
-}
-
 /// Parses the host kernel's list form, `0-3,8`.
 fn parse_list(list: &str) -> Vec<u32> {
     let mut members = Vec::new();
@@ -101,7 +92,6 @@ mod tests {
                 assert_eq!(allowed_cores().unwrap(), [core]);
                 // Also from a thread that is not allowed to run on them.
                 assert!(cores.iter().all(|other| is_usable(*other)));
-                assert!(numa_node_of(core).is_none_or(|node| numa_nodes().contains(&node)));
             }
             for core in [1023, 1024, usize::MAX] {
                 let error = pin_current_thread(core).unwrap_err();

@@ -1,10 +1,9 @@
-//! SHA-256 of one stream, and of two with the SHA instructions.
+//! SHA-256 of one stream, and of two, with the SHA instructions.
+#![cfg(target_arch = "x86_64")]
 
-use super::BLOCK_BYTES;
-#[cfg(target_arch = "x86_64")]
-use super::{LANES_MAX, States};
-#[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::__m128i;
+
+use super::{BLOCK_BYTES, LANES_MAX, States};
 
 /// FIPS 180-4, 4.2.2.
 #[rustfmt::skip]
@@ -19,40 +18,11 @@ pub(super) const K: [u32; 64] = [
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2,
 ];
 
-pub(super) fn scalar(state: &mut [u32; 8], blocks: &[u8]) {
-    for block in blocks.chunks_exact(BLOCK_BYTES) {
-        let mut w = [0u32; 64];
-        for (word, bytes) in w.iter_mut().zip(block.chunks_exact(4)) {
-            *word = u32::from_be_bytes(bytes.try_into().expect("four bytes"));
-        }
-        for at in 16..64 {
-            let (x, y) = (w[at - 15], w[at - 2]);
-            let s0 = x.rotate_right(7) ^ x.rotate_right(18) ^ (x >> 3);
-            let s1 = y.rotate_right(17) ^ y.rotate_right(19) ^ (y >> 10);
-            w[at] = w[at - 16].wrapping_add(s0).wrapping_add(w[at - 7]).wrapping_add(s1);
-        }
-        let [mut a, mut b, mut c, mut d, mut e, mut f, mut g, mut h] = *state;
-        for (w, k) in w.iter().zip(K) {
-            let s1 = e.rotate_right(6) ^ e.rotate_right(11) ^ e.rotate_right(25);
-            let t1 = h.wrapping_add(s1).wrapping_add(g ^ (e & (f ^ g))).wrapping_add(k);
-            let t1 = t1.wrapping_add(*w);
-            let s0 = a.rotate_right(2) ^ a.rotate_right(13) ^ a.rotate_right(22);
-            let t2 = s0.wrapping_add((a & b) | (c & (a | b)));
-            (h, g, f, e, d, c, b, a) = (g, f, e, d.wrapping_add(t1), c, b, a, t1.wrapping_add(t2));
-        }
-        for (word, more) in state.iter_mut().zip([a, b, c, d, e, f, g, h]) {
-            *word = word.wrapping_add(more);
-        }
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
 pub(super) fn has_instructions() -> bool {
     use std::arch::is_x86_feature_detected as has;
     has!("sha") && has!("sse4.1") && has!("ssse3")
 }
 
-#[cfg(target_arch = "x86_64")]
 pub(super) fn with_instructions(state: &mut [u32; 8], blocks: &[u8]) {
     let mut states = [*state];
     // SAFETY: the way is made only if the processor has the instructions, and the place has as many blocks.
@@ -64,7 +34,6 @@ pub(super) fn with_instructions(state: &mut [u32; 8], blocks: &[u8]) {
 ///
 /// # Safety
 /// The processor has the instructions; the first two places have this number of blocks.
-#[cfg(target_arch = "x86_64")]
 pub(super) unsafe fn pair(
     states: &mut States<8>,
     places: &mut [*const u8; LANES_MAX],
@@ -83,7 +52,6 @@ pub(super) unsafe fn pair(
 ///
 /// # Safety
 /// The processor has the instructions; each place has `blocks` blocks.
-#[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sha,sse2,ssse3,sse4.1")]
 unsafe fn streams<const N: usize>(
     states: &mut [[u32; 8]; N],
@@ -120,7 +88,6 @@ unsafe fn streams<const N: usize>(
 ///
 /// # Safety
 /// As of [`streams`].
-#[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sha,sse2,ssse3,sse4.1")]
 #[inline]
 unsafe fn block<const N: usize>(
@@ -153,7 +120,6 @@ unsafe fn block<const N: usize>(
 }
 
 /// Four rounds of one stream, and the words of the rounds that are sixteen later.
-#[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sha,sse2,ssse3,sse4.1")]
 #[inline]
 fn rounds(abef: &mut __m128i, cdgh: &mut __m128i, w: &mut [__m128i; 4], four: usize, k: __m128i) {

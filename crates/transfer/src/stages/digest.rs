@@ -1,9 +1,7 @@
 //! Digests that are being computed.
 
 use aws_lc_rs::digest;
-use sys::digests::{
-    BLOCK_BYTES, MD5_START, Run, SHA256_START, Way, md5_ways, sha256_is_fast_alone, sha256_ways,
-};
+use sys::digests::{BLOCK_BYTES, MD5_START, Run, SHA256_START, Way, md5_ways, sha256_ways};
 
 use crate::command::stage::{DigestKind, DigestValue};
 
@@ -73,14 +71,18 @@ pub(crate) fn update_together<'u>(updates: impl Iterator<Item = (&'u mut Digeste
         }
     }
     md5_ways()[0].run(&mut md5);
-    sha256_ways()[0].run(&mut sha256);
+    if let Some(way) = sha256_ways().first() {
+        way.run(&mut sha256);
+    }
 }
 
 impl Digester {
     pub(crate) fn new(kind: DigestKind) -> Self {
         match kind {
             DigestKind::Md5 => Self::Md5(Blocks::new(MD5_START)),
-            DigestKind::Sha256 if sha256_is_fast_alone() => Self::Sha256(Blocks::new(SHA256_START)),
+            DigestKind::Sha256 if !sha256_ways().is_empty() => {
+                Self::Sha256(Blocks::new(SHA256_START))
+            }
             DigestKind::Sha256 => Self::Sha(kind, digest::Context::new(&digest::SHA256)),
             DigestKind::Sha1 => {
                 Self::Sha(kind, digest::Context::new(&digest::SHA1_FOR_LEGACY_USE_ONLY))
