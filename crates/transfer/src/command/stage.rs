@@ -265,7 +265,42 @@ pub enum StageKind {
     SealOn,
 }
 
+/// Stages of this process, whose names other processes see in lists: no program asks for them.
+const OF_ENGINE: u8 = 7;
+const KERNEL: [u8; 2] = [OF_ENGINE, 1];
+const SEAL_ON: [u8; 2] = [OF_ENGINE, 2];
+
 impl StageKind {
+    /// The numbers in the protocol: what it does, and with what.
+    pub(crate) fn codes(self) -> [u8; 2] {
+        match self {
+            Self::Digest(kind) => [codes::stage::DIGEST, kind.number()],
+            Self::Open(cipher) => [codes::stage::OPEN, cipher.number()],
+            Self::Seal(cipher) => [codes::stage::SEAL, cipher.number()],
+            Self::Compress(format) => [codes::stage::COMPRESS, format.number()],
+            Self::Expand(format) => [codes::stage::EXPAND, format.number()],
+            Self::Search(kind) => [codes::stage::SEARCH, kind.number()],
+            Self::Kernel => KERNEL,
+            Self::SealOn => SEAL_ON,
+        }
+    }
+
+    /// The kind with these numbers.
+    pub(crate) fn coded(numbers: [u8; 2]) -> Option<Self> {
+        let [kind, option] = numbers;
+        match kind {
+            codes::stage::DIGEST => DigestKind::numbered(option).map(Self::Digest),
+            codes::stage::OPEN => Cipher::numbered(option).map(Self::Open),
+            codes::stage::SEAL => Cipher::numbered(option).map(Self::Seal),
+            codes::stage::COMPRESS => Format::numbered(option).map(Self::Compress),
+            codes::stage::EXPAND => Format::numbered(option).map(Self::Expand),
+            codes::stage::SEARCH => SearchKind::numbered(option).map(Self::Search),
+            _ if numbers == KERNEL => Some(Self::Kernel),
+            _ if numbers == SEAL_ON => Some(Self::SealOn),
+            _ => None,
+        }
+    }
+
     /// Its name in reports.
     pub fn name(self) -> &'static str {
         match self {

@@ -10,8 +10,9 @@ use crate::command::device::SocketSender;
 use crate::command::error::TransferError;
 use crate::command::limits::TAG_BYTES;
 use crate::run::progress::Progress;
+use crate::stages::Stage;
 use crate::stages::buffer::Layout;
-use crate::stages::chain::{Chunk, Stage};
+use crate::stages::chain::Chunk;
 use crate::stages::digest::update_together;
 use crate::stages::seal::Sealer;
 

@@ -20,8 +20,9 @@ use crate::command::stage::{Cipher, StageKind, StageSpec};
 use crate::run::apart::{Apart, Fresh, SendApart, StagesApart, seal_in_place};
 use crate::run::plan::{Cut, Plan};
 use crate::run::progress::Progress;
+use crate::stages::Stage;
 use crate::stages::buffer::{Buffers, Layout};
-use crate::stages::chain::{Chain, Chunk, Stage};
+use crate::stages::chain::{Chain, Chunk};
 use crate::stages::seal::Sealer;
 use crate::stages::search::Searcher;
 

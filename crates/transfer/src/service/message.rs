@@ -70,11 +70,11 @@ mod list;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use mqueue::codes::{reason, stage};
+use mqueue::codes::reason;
 
 pub use list::{LISTED_MAX, Listed, QUEUES_MAX};
 
-use crate::command::compression::{Compression, ExpandLimits, Format};
+use crate::command::compression::{Compression, ExpandLimits};
 use crate::command::device::Device;
 use crate::command::error::TransferError;
 use crate::command::key::Key;
@@ -83,9 +83,7 @@ use crate::command::limits::{
 };
 use crate::command::pipeline::{Command, FileRange, Place, WhenBlocked};
 use crate::command::report::{Report, StageReport};
-use crate::command::stage::{
-    Cipher, DigestKind, DigestValue, Found, SearchKind, SearchSpec, StageKind, StageSpec,
-};
+use crate::command::stage::{DigestValue, Found, SearchSpec, StageKind, StageSpec};
 use crate::engine::DeviceQueue;
 
 /// Bytes of the longest request.
@@ -282,39 +280,7 @@ impl<'m> Rest<'m> {
 
     /// Two bytes: what a stage does, and with what.
     fn kind(&mut self) -> Result<StageKind, MessageError> {
-        let (kind, option) = (self.u8()?, self.u8()?);
-        let cipher = || Cipher::numbered(option);
-        let format = || Format::numbered(option);
-        let found = match kind {
-            stage::DIGEST => DigestKind::numbered(option).map(StageKind::Digest),
-            stage::OPEN => cipher().map(StageKind::Open),
-            stage::SEAL => cipher().map(StageKind::Seal),
-            stage::COMPRESS => format().map(StageKind::Compress),
-            stage::EXPAND => format().map(StageKind::Expand),
-            stage::SEARCH => SearchKind::numbered(option).map(StageKind::Search),
-            OF_KERNEL if option == KERNEL => Some(StageKind::Kernel),
-            OF_KERNEL if option == SEAL_ON => Some(StageKind::SealOn),
-            _ => None,
-        };
-        found.ok_or(MessageError::Field("stage"))
-    }
-}
-
-/// Stages that only lists name: no program asks for them.
-const OF_KERNEL: u8 = 7;
-const KERNEL: u8 = 1;
-const SEAL_ON: u8 = 2;
-
-fn kind_codes(kind: StageKind) -> [u8; 2] {
-    match kind {
-        StageKind::Digest(kind) => [stage::DIGEST, kind.number()],
-        StageKind::Open(cipher) => [stage::OPEN, cipher.number()],
-        StageKind::Seal(cipher) => [stage::SEAL, cipher.number()],
-        StageKind::Compress(format) => [stage::COMPRESS, format.number()],
-        StageKind::Expand(format) => [stage::EXPAND, format.number()],
-        StageKind::Search(kind) => [stage::SEARCH, kind.number()],
-        StageKind::Kernel => [OF_KERNEL, KERNEL],
-        StageKind::SealOn => [OF_KERNEL, SEAL_ON],
+        StageKind::coded([self.u8()?, self.u8()?]).ok_or(MessageError::Field("stage"))
     }
 }
 
@@ -439,8 +405,8 @@ fn decode_stage(rest: &mut Rest<'_>) -> Result<StageSpec, MessageError> {
         StageKind::Digest(_) | StageKind::Compress(_) => 0,
         StageKind::Open(_) | StageKind::Seal(_) => KEY_BYTES,
         StageKind::Expand(_) => LIMITS_BYTES,
-        // Another process has no connection to pass.
-        StageKind::Kernel | StageKind::SealOn => return Err(MessageError::Field("stage")),
+        // Only of an engine in this process.
+        _ => return Err(MessageError::Field("stage")),
     };
     if follows != needed {
         return Err(MessageError::Field("stage"));
@@ -465,7 +431,7 @@ fn decode_stage(rest: &mut Rest<'_>) -> Result<StageSpec, MessageError> {
             let limits = ExpandLimits { bytes: follows.u64()?, ratio: follows.u32()? };
             StageSpec::Expand(format, limits)
         }
-        StageKind::Kernel | StageKind::SealOn => unreachable!("they were refused above"),
+        _ => unreachable!("they were refused above"),
     })
 }
 
@@ -483,7 +449,7 @@ fn encode_start(start: &StartRequest, bytes: &mut Vec<u8>) {
     bytes.extend((start.head.len() as u16).to_le_bytes());
     bytes.extend([0; 2]);
     for stage in stages {
-        bytes.extend(kind_codes(stage.kind()));
+        bytes.extend(stage.kind().codes());
         let mut follow = |parts: &[&[u8]]| {
             let len: usize = parts.iter().map(|part| part.len()).sum();
             bytes.extend((len as u16).to_le_bytes());
@@ -492,7 +458,6 @@ fn encode_start(start: &StartRequest, bytes: &mut Vec<u8>) {
             parts.iter().for_each(|part| bytes.extend(*part));
         };
         match stage {
-            StageSpec::Digest(_) | StageSpec::Compress(_) => follow(&[]),
             StageSpec::Open(_, key) | StageSpec::Seal(_, key) => follow(&[key.bytes()]),
             StageSpec::Search(search) => {
                 follow(&[&search.offsets.to_le_bytes(), &search.pattern]);
@@ -500,8 +465,8 @@ fn encode_start(start: &StartRequest, bytes: &mut Vec<u8>) {
             StageSpec::Expand(_, limits) => {
                 follow(&[&limits.bytes.to_le_bytes(), &limits.ratio.to_le_bytes()]);
             }
-            // The client refuses them before, and the engine would.
-            StageSpec::Kernel(..) | StageSpec::SealOn(..) => follow(&[]),
+            // Without parameters, or only of an engine in this process: the client refuses these before.
+            _ => follow(&[]),
         }
     }
     for (offset, len) in &start.more {
@@ -694,7 +659,7 @@ fn decode_report(rest: &mut Rest<'_>) -> Result<StageReport, MessageError> {
 }
 
 fn encode_report(stage: &StageReport, bytes: &mut Vec<u8>) {
-    bytes.extend(kind_codes(stage.kind));
+    bytes.extend(stage.kind.codes());
     let found = stage.found.as_ref();
     let offsets = found.map_or(&[][..], |found| &found.offsets);
     bytes.extend([stage.finished.into(), 0]);
@@ -716,6 +681,8 @@ fn encode_report(stage: &StageReport, bytes: &mut Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::command::compression::Format;
+    use crate::command::stage::{Cipher, DigestKind, SearchKind};
     use crate::engine::counters::DeviceLoad;
     use crate::engine::scoreboard::Activity;
     use proptest::prelude::*;

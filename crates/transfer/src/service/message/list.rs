@@ -1,6 +1,6 @@
 //! A list of transfers in flight and of devices, as the text of the parent module describes it.
 
-use super::{MessageError, Rest, device_code, kind_codes};
+use super::{MessageError, Rest, device_code};
 use crate::command::device::Device;
 use crate::command::limits::STAGES_MAX;
 use crate::command::stage::StageKind;
@@ -71,7 +71,7 @@ impl Listed {
         for value in [self.read, self.written, self.age_ms] {
             bytes.extend(value.to_le_bytes());
         }
-        self.stages.iter().for_each(|stage| bytes.extend(kind_codes(*stage)));
+        self.stages.iter().for_each(|stage| bytes.extend(stage.codes()));
         bytes.extend(std::iter::repeat_n(0, 2 * (STAGES_MAX - self.stages.len())));
     }
 }
