@@ -3,9 +3,12 @@
 //! An endpoint opens a [`Batch`] for the messages of one receive call, admits them one after the other, and ends it.
 //! The batch counts messages and losses; the endpoint gets the result of each message and reports it to the client.
 //!
-//! If a chain of functions is attached to the service, it sees the messages here. [`Batch`] is compiled for both
-//! of a batch before it admits them shows them to the chain together ([`Batch::show`], [`Batch::decide`]). Any other
-//! message is shown alone, when it is admitted.
+//! If a chain of functions is attached to the service, it sees the messages here. [`Batch`] is
+//! compiled for both cases. An endpoint that has the messages of a batch before it admits them
+//! shows them to the chain together ([`Batch::show`], [`Batch::decide`]). Any other message is
+//! shown alone, when it is admitted.
+
+pub(crate) mod servers;
 
 use mqueue::LoanError;
 use onpath::{Direction, Outcome};
@@ -14,15 +17,17 @@ use wire::framing::memcached::is_request;
 use wire::nic::Nic;
 use wire::session::Origin;
 
+use self::servers::Servers;
 use crate::base::arrival::{ANY, ANY_SHOWN, Arrival, Message, Refusal, Seen, seen};
 use crate::base::links::Envelope;
+use crate::base::turn::Turn;
 use crate::schedule::{Kind, Schedule, Taken};
 use crate::service::bundle::messages::{Datagrams, Messages};
 use crate::service::bundle::table::NoBundle;
 use crate::service::chain::{Attached, Hooks, NoHooks};
 use crate::service::dispatch::Route;
+use crate::service::services::Services;
 use crate::service::share::ServiceShare;
-use crate::turn::Turn;
 
 /// What happens with a message that finds no credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,38 +104,41 @@ impl<H: Hooks> Batch<H> {
     pub(crate) fn admit<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         arrival: &Arrival,
         message: &mut impl Message,
         waits: Waits,
     ) -> Admitted {
         if H::ATTACHED {
-            return self.admit_with_chain(turn, arrival, message, waits);
+            return self.admit_with_chain(turn, services, servers, arrival, message, waits);
         }
-        let submitted = turn.submit(self.service, arrival, message, self.handed_over);
-        self.admitted(turn, message.len(), submitted, waits)
+        let submitted =
+            services.submit(turn, servers, self.service, arrival, message, self.handed_over);
+        self.admitted(services, message.len(), submitted, waits)
     }
 
     /// Admits the first of these messages as one bundle; returns how many. What is not admitted was not counted.
     #[inline(never)]
-    pub(crate) fn admit_bundle<N: Nic>(
+    pub(crate) fn admit_bundle(
         &mut self,
-        turn: &mut Turn<N>,
+        services: &mut Services,
         arrival: &Arrival,
         messages: &impl Messages,
     ) -> Result<usize, NoBundle> {
-        let count = turn.services[self.service].accept_bundle(arrival, messages)?;
+        let count = services[self.service].accept_bundle(arrival, messages)?;
         Ok(self.bundle_admitted(messages, count))
     }
 
     /// The same for datagrams that were received in place.
     #[inline(never)]
-    pub(crate) fn admit_in_place<N: Nic>(
+    pub(crate) fn admit_in_place(
         &mut self,
-        turn: &mut Turn<N>,
+        services: &mut Services,
         arrival: &Arrival,
         datagrams: &Datagrams<'_>,
     ) -> Result<usize, NoBundle> {
-        let count = turn.services[self.service].accept_in_place(arrival, datagrams)?;
+        let count = services[self.service].accept_in_place(arrival, datagrams)?;
         Ok(self.bundle_admitted(datagrams, count))
     }
 
@@ -143,9 +151,9 @@ impl<H: Hooks> Batch<H> {
 
     /// Counts one message according to the result of its submission.
     #[inline(always)]
-    fn admitted<N: Nic>(
+    fn admitted(
         &mut self,
-        turn: &Turn<N>,
+        services: &Services,
         len: usize,
         submitted: Result<(), Refusal>,
         waits: Waits,
@@ -170,7 +178,7 @@ impl<H: Hooks> Batch<H> {
                 Waits::TooLong(reason) => reason,
             },
         };
-        self.refuse(turn, len as u64, reason);
+        self.refuse(services, len as u64, reason);
         Admitted::Lost(reason)
     }
 
@@ -209,19 +217,23 @@ impl<H: Hooks> Batch<H> {
     fn admit_with_chain<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         arrival: &Arrival,
         message: &mut impl Message,
         waits: Waits,
     ) -> Admitted {
         let Some(chain) = self.hooks.attached() else { return Admitted::Held };
         let index = chain.find(arrival, message.bytes(), &|| turn.clock_ns());
-        self.admit_shown(turn, index, waits).0
+        self.admit_shown(turn, services, servers, index, waits).0
     }
 
     /// Takes in a message that was shown, which must be neither kept nor rewritten meanwhile: it is the one that the chain has seen.
     pub(crate) fn admit_shown<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         index: usize,
         waits: Waits,
     ) -> (Admitted, Arrival) {
@@ -236,31 +248,45 @@ impl<H: Hooks> Batch<H> {
         }
         let there = chain.elsewhere(index);
         let submitted = match chain.messages().outcome(index) {
-            _ if there.is_some() => turn.hand_to_owner(self.service, &arrival, &message, there),
+            _ if there.is_some() => {
+                services.hand_to_owner(turn, self.service, &arrival, &message, there)
+            }
             Outcome::Pass
                 if chain.messages().is_written(index)
                     && matches!(arrival.origin, Origin::Datagram { .. })
-                    && turn.services[self.service].checks_datagrams()
+                    && services[self.service].checks_datagrams()
                     && !is_request(bytes) =>
             {
                 // What the client sent is a request; a function has replaced it.
                 Err(Refusal::Drop(DropReason::FunctionFailed))
             }
-            Outcome::Pass => turn.submit(self.service, &arrival, &mut message, self.handed_over),
-            Outcome::Steer(to) => {
-                turn.submit_to(self.service, &arrival, &mut message, to, self.handed_over)
-            }
+            Outcome::Pass => services.submit(
+                turn,
+                servers,
+                self.service,
+                &arrival,
+                &mut message,
+                self.handed_over,
+            ),
+            Outcome::Steer(to) => services.submit_to(
+                turn,
+                servers,
+                self.service,
+                &arrival,
+                &mut message,
+                (to, self.handed_over),
+            ),
             Outcome::Drop(reason) => Err(Refusal::Drop(reason)),
             Outcome::Deliver => {
                 chain.set_done(index);
                 chain.set_unsent(index);
                 self.messages += 1;
                 self.bytes += len as u64;
-                self.count_now(turn);
-                turn.services[self.service].count_consumed(1);
+                self.count_now(services);
+                services[self.service].count_consumed(1);
                 return (Admitted::Consumed, arrival);
             }
-            Outcome::Reply if bytes.len() > turn.services[self.service].max_reply_bytes => {
+            Outcome::Reply if bytes.len() > services[self.service].max_reply_bytes => {
                 Err(Refusal::Drop(DropReason::ReplyTooLong))
             }
             Outcome::Reply => {
@@ -268,11 +294,11 @@ impl<H: Hooks> Batch<H> {
                 self.messages += 1;
                 self.bytes += len as u64;
                 // The endpoint counts the reply before the batch ends.
-                self.count_now(turn);
+                self.count_now(services);
                 return (Admitted::Answered, arrival);
             }
         };
-        let admitted = self.admitted(turn, len, submitted, waits);
+        let admitted = self.admitted(services, len, submitted, waits);
         if admitted != Admitted::Held
             && let Some(chain) = self.hooks.attached()
         {
@@ -316,11 +342,11 @@ impl<H: Hooks> Batch<H> {
     /// Counts a message that is received and not admitted.
     // Always inline, as `count` is; otherwise the counters would be written to memory for every message.
     #[inline(always)]
-    pub(crate) fn refuse<N: Nic>(&mut self, turn: &Turn<N>, bytes: u64, reason: DropReason) {
+    pub(crate) fn refuse(&mut self, services: &Services, bytes: u64, reason: DropReason) {
         self.messages += 1;
         self.bytes += bytes;
-        self.count_now(turn);
-        turn.services[self.service].count_lost(reason, 1);
+        self.count_now(services);
+        services[self.service].count_lost(reason, 1);
     }
 
     /// Bytes were received that belong to no message.
@@ -331,10 +357,10 @@ impl<H: Hooks> Batch<H> {
     /// Counts the messages so far before the end of one of them is counted: no snapshot may show more ends than
     /// requests.
     #[inline(always)]
-    pub(crate) fn count_now<N: Nic>(&mut self, turn: &Turn<N>) {
+    pub(crate) fn count_now(&mut self, services: &Services) {
         if !mutants::on("count_received_last") {
             let messages = std::mem::take(&mut self.messages);
-            Self::count(&turn.services[self.service], self.handed_over, messages);
+            Self::count(&services[self.service], self.handed_over, messages);
             self.counted += messages;
         }
     }
@@ -349,8 +375,8 @@ impl<H: Hooks> Batch<H> {
 
     /// Writes the batch's counts to the counters.
     #[inline]
-    pub(crate) fn end<N: Nic>(self, turn: &mut Turn<N>, schedule: &mut Schedule, from: Kind) {
-        let share = &mut turn.services[self.service];
+    pub(crate) fn end(self, services: &mut Services, schedule: &mut Schedule, from: Kind) {
+        let share = &mut services[self.service];
         Self::count(share, self.handed_over, self.messages);
         let mut function_ns = 0;
         if H::ATTACHED {
@@ -365,23 +391,25 @@ impl<H: Hooks> Batch<H> {
     }
 }
 
-impl<N: Nic> Turn<N> {
+impl Services {
     /// Finds an mqueue for a message and writes it there, or hands it to the worker that owns it. One that was handed over to this worker
     /// was below its tenant's limits when it was received.
     // Always inline, and without a loop: the fields of the arrival and the message then stay in registers, and
     // nothing is set up that only rare paths need.
     #[inline(always)]
-    fn submit(
+    fn submit<N: Nic>(
         &mut self,
+        turn: &mut Turn<N>,
+        servers: &mut impl Servers<N>,
         service: usize,
         arrival: &Arrival,
         message: &mut impl Message,
         handed_over: bool,
     ) -> Result<(), Refusal> {
-        let share = &mut self.services[service];
+        let share = &mut self[service];
         let len = message.len();
         if len >= share.takes_below
-            && let Some(refusal) = share.takes_not(self.index, len, handed_over)
+            && let Some(refusal) = share.takes_not(turn.index, len, handed_over)
         {
             return Err(refusal);
         }
@@ -397,20 +425,22 @@ impl<N: Nic> Turn<N> {
                 }
             }
         }
-        self.submit_elsewhere(service, arrival, message)
+        self.submit_elsewhere(turn, servers, service, arrival, message)
     }
 
     /// [`Self::submit`] for messages that do not continue a run.
     #[inline(never)]
-    fn submit_elsewhere(
+    fn submit_elsewhere<N: Nic>(
         &mut self,
+        turn: &mut Turn<N>,
+        servers: &mut impl Servers<N>,
         service: usize,
         arrival: &Arrival,
         message: &mut impl Message,
     ) -> Result<(), Refusal> {
-        let share = &mut self.services[service];
-        if share.upstream.is_some() {
-            return self.submit_upstream(service, arrival, message);
+        let share = &mut self[service];
+        if share.is_proxy() {
+            return servers.submit(turn, self, service, arrival, message);
         }
         let len = message.len();
         loop {
@@ -433,30 +463,31 @@ impl<N: Nic> Turn<N> {
                 Route::AnyOf { worker } => (worker, ANY),
                 Route::Remote { worker, mqueue } => (worker, mqueue),
             };
-            return self.hand_over(service, arrival, &seen(message), there);
+            return self.hand_over(turn, service, arrival, &seen(message), there);
         }
     }
 
     /// Submits a message to one mqueue of the service.
-    fn submit_to(
+    fn submit_to<N: Nic>(
         &mut self,
+        turn: &mut Turn<N>,
+        servers: &mut impl Servers<N>,
         service: usize,
         arrival: &Arrival,
         message: &mut impl Message,
-        mqueue: u32,
-        handed_over: bool,
+        (mqueue, handed_over): (u32, bool),
     ) -> Result<(), Refusal> {
-        let share = &mut self.services[service];
+        let share = &mut self[service];
         let located = share.dispatcher.locate(mqueue);
         // It is asked about there.
         if let Some((worker, mqueue)) = located
-            && worker == u32::from(self.index)
+            && worker == u32::from(turn.index)
         {
             let arrival = Arrival { target: Some(mqueue), ..*arrival };
-            return self.submit(service, &arrival, message, handed_over);
+            return self.submit(turn, servers, service, &arrival, message, handed_over);
         }
         if message.len() >= share.takes_below
-            && let Some(refusal) = share.takes_not(self.index, message.len(), handed_over)
+            && let Some(refusal) = share.takes_not(turn.index, message.len(), handed_over)
         {
             return Err(refusal);
         }
@@ -464,22 +495,23 @@ impl<N: Nic> Turn<N> {
             None => Err(Refusal::Drop(DropReason::MqueueDead)),
             // The reply of another worker's mqueue would miss the functions.
             Some(_) if arrival.target.is_some() => Err(Refusal::Drop(DropReason::MqueueDead)),
-            Some(there) => self.hand_over(service, arrival, &seen(message), there),
+            Some(there) => self.hand_over(turn, service, arrival, &seen(message), there),
         }
     }
 
     /// Hands a message over to the worker that has the state of the functions.
     #[cold]
-    fn hand_to_owner(
+    fn hand_to_owner<N: Nic>(
         &mut self,
+        turn: &mut Turn<N>,
         service: usize,
         arrival: &Arrival,
         message: &Seen<'_>,
         owner: Option<u16>,
     ) -> Result<(), Refusal> {
-        let share = &mut self.services[service];
+        let share = &mut self[service];
         if message.bytes.len() >= share.takes_below
-            && let Some(refusal) = share.takes_not(self.index, message.bytes.len(), false)
+            && let Some(refusal) = share.takes_not(turn.index, message.bytes.len(), false)
         {
             return Err(refusal);
         }
@@ -487,10 +519,10 @@ impl<N: Nic> Turn<N> {
         let (slot, received_len) = (service as u16, message.received_len as u32);
         let envelope =
             Envelope { service: slot, mqueue: ANY_SHOWN, expects, origin, number, received_len };
-        let owner = owner.unwrap_or(self.index);
-        match self.outbound.request(owner, &envelope, arrival.received_ns, message.bytes) {
+        let owner = owner.unwrap_or(turn.index);
+        match turn.outbound.request(owner, &envelope, arrival.received_ns, message.bytes) {
             Ok(()) => {
-                self.services[service].count_handed_out(self.index);
+                self[service].count_handed_out(turn.index);
                 Ok(())
             }
             Err(LoanError::Full) => Err(Refusal::Retry(DropReason::HandoverFull)),
@@ -500,8 +532,9 @@ impl<N: Nic> Turn<N> {
 
     /// Hands a message over to another worker, for an mqueue of that worker.
     #[cold]
-    fn hand_over(
+    fn hand_over<N: Nic>(
         &mut self,
+        turn: &mut Turn<N>,
         service: usize,
         arrival: &Arrival,
         message: &Seen<'_>,
@@ -510,10 +543,10 @@ impl<N: Nic> Turn<N> {
         let Arrival { expects, origin, number, .. } = *arrival;
         let (slot, received_len) = (service as u16, message.received_len as u32);
         let envelope = Envelope { service: slot, mqueue, expects, origin, number, received_len };
-        match self.outbound.request(worker as u16, &envelope, arrival.received_ns, message.bytes) {
+        match turn.outbound.request(worker as u16, &envelope, arrival.received_ns, message.bytes) {
             Ok(()) => {
-                let share = &mut self.services[service];
-                share.count_handed_out(self.index);
+                let share = &mut self[service];
+                share.count_handed_out(turn.index);
                 let credit = &mut share.other_credit[worker as usize];
                 *credit = credit.saturating_sub(1);
                 Ok(())

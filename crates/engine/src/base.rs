@@ -11,6 +11,7 @@
 //! | `arrival`, `keys` | an incoming message; who owns a stream of the network |
 //! | `accelerator` | the blocks of an accelerator, as a worker drives them |
 //! | `commands`, `transfers` | what accelerators may ask for |
+//! | `turn` | the context of a turn: the network, the clock, scratch space, counters |
 //! | `idle` | when a worker sleeps |
 
 pub mod accelerator;
@@ -28,3 +29,4 @@ pub mod stages;
 pub mod tenants;
 pub mod topology;
 pub mod transfers;
+pub(crate) mod turn;

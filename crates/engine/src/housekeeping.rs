@@ -3,9 +3,11 @@
 use wire::DropReason;
 use wire::nic::Nic;
 
+use crate::base::turn::Turn;
+use crate::depart::Depart;
 use crate::endpoint::set::Endpoints;
+use crate::service::services::Services;
 use crate::service::share::ServiceShare;
-use crate::turn::Turn;
 
 /// Interval of housekeeping.
 const TICK_NS: u64 = 1_000_000;
@@ -40,51 +42,62 @@ impl Housekeeping {
     }
 
     /// Housekeeping of requests, backends, mqueues and links to other workers.
-    pub(crate) fn run<N: Nic>(&mut self, turn: &mut Turn<N>, endpoints: &mut Endpoints) {
+    pub(crate) fn run<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        endpoints: &mut Endpoints,
+    ) {
         turn.outbound.retry_losses();
-        for service in 0..turn.services.len() {
-            endpoints.expire_requests(turn, service);
-            if turn.upstream.is_used() {
-                endpoints.expire_upstream(turn, service);
-            }
-            if turn.socket_lists.is_used() {
-                turn.expire_sockets(service);
-            }
-            let Turn { services, nic, now_ns, .. } = turn;
+        for service in 0..services.len() {
+            endpoints.expire(turn, services, service);
             let share = &mut services[service];
-            share.tell_tick(*now_ns);
-            share.backends.expire_backends(nic, *now_ns);
-            share.find_overdue(*now_ns);
-            share.find_still(*now_ns);
+            share.tell_tick(turn.now_ns);
+            share.find_overdue(turn.now_ns);
+            share.find_still(turn.now_ns);
             share.unsample_ended();
             if share.leaving.is_none() {
                 share.observe_depth();
             }
-            if self.mark_dead_mqueues(turn, service) {
-                turn.break_dead_blocks(service);
-                endpoints.end_requests_of_dead_mqueues(turn, service, DropReason::MqueueDead);
+            endpoints.servers.note_corrupt::<N>(share, service);
+            if self.mark_dead_mqueues(turn, services, service) {
+                let Endpoints { clients, servers } = &mut *endpoints;
+                servers.end_dead_blocks(turn, &services[service], service);
+                let reason = DropReason::MqueueDead;
+                clients.end_requests_of_dead_mqueues(turn, services, service, reason);
             }
         }
         if turn.shared.workers() > 1 {
-            turn.publish_credit();
-            turn.read_credit();
+            services.publish_credit(turn);
+            services.read_credit(turn);
         }
     }
 
     /// Housekeeping of connections and gauges.
-    pub(crate) fn check_clients<N: Nic>(&mut self, turn: &mut Turn<N>, endpoints: &mut Endpoints) {
-        endpoints.tcp.sweep(turn);
-        let connections = endpoints.tcp.open_count() + endpoints.shm.len();
+    pub(crate) fn check_clients<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        endpoints: &mut Endpoints,
+    ) {
+        let Endpoints { clients, servers } = endpoints;
+        clients.tcp.sweep(turn, services, servers);
+        let connections = clients.tcp.open_count() + clients.shm.len();
         turn.counters.connections.set(connections as u64);
         self.read_nic_counters(turn);
     }
 
     /// Marks the mqueues of blocks that ended or hang, and of those that wrote impossible words, as dead. Returns
     /// whether there are any.
-    fn mark_dead_mqueues<N: Nic>(&mut self, turn: &mut Turn<N>, service: usize) -> bool {
+    fn mark_dead_mqueues<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        service: usize,
+    ) -> bool {
         let mut died = false;
         let draining = turn.draining;
-        let share = &mut turn.services[service];
+        let share = &mut services[service];
         let mut hangs = false;
         for drive in 0..share.accelerators.len() {
             share.accelerators[drive].blocks.ended(&mut self.ended);
@@ -98,10 +111,9 @@ impl Housekeeping {
         }
         if hangs {
             self.hung = true;
-            turn.count_hung_blocks();
+            services.count_hung_blocks(turn);
         }
-        let share = &mut turn.services[service];
-        share.note_corrupt_clients();
+        let share = &mut services[service];
         for mqueue in 0..share.mqueues.len() {
             let entry = &share.mqueues[mqueue];
             if share.loads[mqueue].alive && entry.tx_corrupt {

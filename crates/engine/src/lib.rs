@@ -9,7 +9,7 @@ mod endpoint;
 mod housekeeping;
 mod schedule;
 mod service;
-mod turn;
+mod state;
 mod worker;
 
 pub use base::fabric::{Accepted, Fabric};

@@ -208,10 +208,14 @@ struct Placed {
     is_counted: bool,
 }
 
+/// Requests in flight of a service that are in no mqueue.
+type Elsewhere<'a> = &'a dyn Fn(usize) -> u64;
+
 /// What this worker has in flight for a tenant.
-fn in_flight_of(placed: &Placed, shares: &[ServiceShare]) -> u64 {
-    let in_flight = |slot: &usize| shares.get(*slot).map_or(0, ServiceShare::in_flight);
-    placed.services.iter().map(in_flight).sum()
+fn in_flight_of(placed: &Placed, shares: &[ServiceShare], elsewhere: Elsewhere<'_>) -> u64 {
+    let of =
+        |slot: &usize| shares.get(*slot).map_or(0, |share| share.in_flight() + elsewhere(*slot));
+    placed.services.iter().map(of).sum()
 }
 
 /// See the module documentation.
@@ -334,7 +338,13 @@ impl Schedule {
 
     /// A turn begins.
     #[inline]
-    pub(crate) fn begin_turn(&mut self, now_ns: u64, all: &Tenants, shares: &mut [ServiceShare]) {
+    pub(crate) fn begin_turn(
+        &mut self,
+        now_ns: u64,
+        all: &Tenants,
+        shares: &mut [ServiceShare],
+        elsewhere: Elsewhere<'_>,
+    ) {
         self.turns += 1;
         if self.changes != all.changes() {
             self.changes = all.changes();
@@ -344,7 +354,7 @@ impl Schedule {
             self.now_ns = now_ns;
             self.begin_shared_turn();
             if self.has_limits || !self.shed.is_empty() || !self.watched.is_empty() {
-                self.apply_limits(shares);
+                self.apply_limits(shares, elsewhere);
             }
         }
     }
@@ -380,7 +390,7 @@ impl Schedule {
 
     /// Finds the tenants that are over a limit; their services take no requests in this turn.
     #[cold]
-    fn apply_limits(&mut self, shares: &mut [ServiceShare]) {
+    fn apply_limits(&mut self, shares: &mut [ServiceShare], elsewhere: Elsewhere<'_>) {
         for service in self.shed.drain(..) {
             if let Some(share) = shares.get_mut(service) {
                 share.set_shed(None);
@@ -390,7 +400,7 @@ impl Schedule {
         let Self { worker, now_ns, placed, watched, shed, shed_until_ns, .. } = self;
         watched.retain(|tenant| {
             let placed = &mut placed[*tenant];
-            let outstanding = in_flight_of(placed, shares);
+            let outstanding = in_flight_of(placed, shares, elsewhere);
             let refused = placed.state.refuses(*worker, outstanding, *now_ns);
             placed.shed = refused.map(|(reason, _)| reason);
             let counts = placed.state.limits_outstanding();
@@ -430,13 +440,13 @@ impl Schedule {
     }
 
     /// When a tenant that is over a limit may take requests again: at once, if some of those in flight have ended since the turn began.
-    pub(crate) fn wake_at(&self, shares: &[ServiceShare]) -> u64 {
+    pub(crate) fn wake_at(&self, shares: &[ServiceShare], elsewhere: Elsewhere<'_>) -> u64 {
         if self.shed_until_ns == u64::MAX {
             return u64::MAX;
         }
         let has_room = |placed: &Placed| {
             let counted = placed.shed.is_some() && placed.state.limits_outstanding();
-            counted && in_flight_of(placed, shares) < placed.state.reported(self.worker)
+            counted && in_flight_of(placed, shares, elsewhere) < placed.state.reported(self.worker)
         };
         if self.placed.iter().any(has_room) { 0 } else { self.shed_until_ns }
     }

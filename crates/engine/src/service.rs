@@ -7,5 +7,6 @@ pub(crate) mod ends;
 pub(crate) mod mqueues;
 mod owners;
 mod sampler;
+pub(crate) mod services;
 pub(crate) mod share;
 pub(crate) mod vote;

@@ -11,44 +11,34 @@
 //! | counted in, dispatched | `admit.rs`, `service/dispatch.rs`, into the RX ring by `service/share.rs` |
 //! | blocks | [`crate::base::accelerator::Blocks::drive`] |
 //! | TX rings out | `depart.rs`, to the endpoints |
-//! | backends | `endpoint/backend.rs` |
-//! | upstream servers of proxies | `endpoint/upstream.rs` |
-//! | sockets of kernels | `endpoint/sockets.rs` |
+//! | servers and peers of blocks and proxies | `endpoint/{backend,upstream,sockets,transfers}.rs` |
 //! | once a millisecond | `housekeeping.rs` |
 //! | installation, change and removal of services | `control/` |
 
 use std::sync::Arc;
 
-use wire::nic::{Close, Event, Nic};
+use wire::nic::{Event, Nic};
 
 use crate::base::fabric::Fabric;
 use crate::base::idle::Idle;
-use crate::base::keys::{StreamKeys, StreamOwner};
 use crate::base::metrics::Metrics;
-use crate::base::topology::{Limits, Polling};
+use crate::base::topology::{Limits, POLL_NS, Polling};
+use crate::base::turn::Turn;
 use crate::control::message::{ControlMessage, MessageOf};
 use crate::endpoint::set::Endpoints;
 use crate::housekeeping::Housekeeping;
 use crate::schedule::Schedule;
+use crate::service::services::Services;
 use crate::service::share::ServiceShare;
-use crate::turn::Turn;
-use crate::turn::scratch_bytes;
-
-/// Interval at which a worker checks sources that do not wake it.
-const POLL_NS: u64 = 1_000_000;
+use crate::state::State;
 
 /// See the module documentation.
 pub struct Worker<N: Nic> {
     /// For its mailbox.
-    pub(crate) fabric: Arc<Fabric<MessageOf<N>>>,
-    pub(crate) turn: Turn<N>,
-    pub(crate) endpoints: Endpoints,
-    pub(crate) schedule: Schedule,
-    pub(crate) idle: Idle,
-    pub(crate) housekeeping: Housekeeping,
+    fabric: Arc<Fabric<MessageOf<N>>>,
+    state: State<N>,
+    housekeeping: Housekeeping,
     events: Vec<Event>,
-    /// It runs no further turn.
-    pub(crate) stopped: bool,
 }
 
 impl<N: Nic> Worker<N> {
@@ -68,60 +58,56 @@ impl<N: Nic> Worker<N> {
         let hand_connection = Box::new(move |worker, accepted| {
             others.post_from_worker(worker, ControlMessage::Connection(accepted));
         });
-        let shared = fabric.shared().clone();
+        let (index, shared) = (index as u16, fabric.shared().clone());
+        let turn = Turn::new(index, nic, shared, hand_connection, counters, limits.connections);
         Self {
-            turn: Turn::new(
-                index as u16,
-                nic,
-                shared,
-                hand_connection,
-                counters,
-                StreamKeys::new(limits.connections),
-                scratch_bytes([]),
-            ),
+            state: State {
+                turn,
+                services: Services::default(),
+                endpoints,
+                schedule: Schedule::new(index),
+                idle: Idle::new(Polling::Block),
+                stopped: false,
+            },
             fabric,
-            endpoints,
-            schedule: Schedule::new(index as u16),
-            idle: Idle::new(Polling::Block),
             housekeeping: Housekeeping::default(),
             events: Vec::with_capacity(1024),
-            stopped: false,
         }
     }
 
     /// Sets the clock, which is also the source of every turn's `now_ns`. With it the times of stages inside a turn
     /// are measured; without it their resolution is a turn.
     pub fn set_clock(&mut self, clock: impl Fn() -> u64 + Send + 'static) {
-        self.turn.set_clock(Box::new(clock));
+        self.state.turn.set_clock(Box::new(clock));
     }
 
     /// The turn's one readiness call; sleeps for `sleep_ns` at most.
     pub fn wait(&mut self, sleep_ns: u64) {
-        let Self { fabric, turn, endpoints, events, .. } = self;
+        let Self { fabric, state, events, .. } = self;
+        let State { turn, services, endpoints, idle, .. } = state;
         if sleep_ns == 0 {
             return turn.nic.poll(0, events);
         }
-        let alone = turn.shared.workers() == 1 && endpoints.shm.is_empty();
+        let clients = &mut endpoints.clients;
+        let alone = turn.shared.workers() == 1 && clients.sleeps_alone();
         if !alone {
             // Published state must not be older than the sleep, nor the state read from others.
-            turn.publish_credit();
+            services.publish_credit(turn);
             turn.shared.set_asleep(turn.index);
-            endpoints.shm.set_parked(true);
+            clients.set_parked(true);
         }
         let mail = !alone
             && !mutants::on("sleep_on_mail")
-            && (fabric.mailbox(turn.index).len() > 0
-                || endpoints.peers.is_hinted()
-                || endpoints.shm.hinted(|of| turn.services[usize::from(of)].is_held()));
+            && (fabric.mailbox(turn.index).len() > 0 || clients.is_hinted(services));
         if !mail {
-            self.idle.set_slept();
+            idle.set_slept();
             turn.counters.sleeps.one();
         }
         turn.nic.poll(if mail { 0 } else { sleep_ns }, events);
         if !alone {
-            endpoints.shm.set_parked(false);
+            clients.set_parked(false);
             turn.shared.set_awake(turn.index);
-            turn.read_credit();
+            services.read_credit(turn);
         }
     }
 
@@ -130,39 +116,28 @@ impl<N: Nic> Worker<N> {
     pub fn turn(&mut self, now_ns: u64) -> bool {
         self.begin_turn(now_ns);
         // Inhale.
-        self.sort_events();
-        self.drain_mailbox();
-        let Self { turn, endpoints, schedule, .. } = self;
-        endpoints.take_replies(turn);
-        endpoints.receive(turn, schedule);
-        if turn.socket_lists.is_used() {
-            turn.receive_sockets(schedule);
+        let Self { fabric, state, events, housekeeping } = self;
+        let State { turn, services, endpoints, .. } = state;
+        for event in events.iter() {
+            endpoints.event(turn, services, *event);
         }
+        state.drain_mailbox(fabric);
+        let State { turn, services, endpoints, schedule, .. } = state;
+        endpoints.receive(turn, services, schedule);
         // Accelerate.
-        turn.drive();
+        endpoints.before_drive(turn, services, schedule);
+        services.drive(turn);
         // Exhale.
-        let all = std::mem::take(&mut turn.ticked) || !schedule.is_shared();
-        for service in 0..turn.services.len() {
-            if all || !turn.services[service].is_proxy() {
-                endpoints.gather(turn, schedule, service);
-            }
-        }
-        if turn.upstream.is_used() {
-            endpoints.exchange_upstream(turn, schedule);
-        }
-        if turn.socket_lists.is_used() {
-            turn.send_sockets(schedule);
-            endpoints.listen_for_sockets(turn);
-        }
+        endpoints.gather_all(turn, services, schedule);
+        endpoints.exchange(turn, services, schedule);
         // Before the flush: its notifications are sent in this turn, since the worker may sleep after it.
-        if self.housekeeping.is_due(now_ns) {
+        if housekeeping.is_due(now_ns) {
             self.run_housekeeping();
         }
-        let Self { turn, endpoints, .. } = self;
-        endpoints.flush(turn, true);
-        turn.flush_backends();
-        for service in 0..turn.services.len() {
-            endpoints.note_sent(turn, service);
+        let State { turn, services, endpoints, .. } = &mut self.state;
+        endpoints.flush(turn, services, true);
+        for service in 0..services.len() {
+            endpoints.clients.note_sent(turn, services, service);
         }
         self.end_turn()
     }
@@ -171,7 +146,7 @@ impl<N: Nic> Worker<N> {
     /// running worker is in exactly one of the three counters, and no turn reads the clock for them.
     #[inline]
     fn begin_turn(&mut self, now_ns: u64) {
-        let Self { turn, idle, schedule, .. } = self;
+        let State { turn, services, endpoints, idle, schedule, .. } = &mut self.state;
         if turn.counters.turns.value() > 0 {
             let counters = &*turn.counters;
             let spent = match (turn.worked, idle.take_slept()) {
@@ -182,16 +157,16 @@ impl<N: Nic> Worker<N> {
             spent.add(now_ns - turn.now_ns);
         }
         (turn.now_ns, turn.worked) = (now_ns, false);
-        let Turn { shared, services, .. } = turn;
-        schedule.begin_turn(now_ns, shared.tenants(), services);
+        let elsewhere = |service| endpoints.servers.outstanding::<N>(service as u16);
+        schedule.begin_turn(now_ns, turn.shared.tenants(), services, &elsewhere);
     }
 
     #[inline]
     fn end_turn(&mut self) -> bool {
-        let Turn { counters, worked, now_ns, .. } = &self.turn;
+        let State { turn: Turn { counters, worked, now_ns, .. }, idle, .. } = &mut self.state;
         counters.turns.one();
         if *worked {
-            self.idle.set_worked(*now_ns);
+            idle.set_worked(*now_ns);
             counters.busy_turns.one();
         }
         *worked
@@ -199,107 +174,63 @@ impl<N: Nic> Worker<N> {
 
     /// Once a millisecond.
     fn run_housekeeping(&mut self) {
-        let Self { turn, endpoints, housekeeping, .. } = self;
-        housekeeping.run(turn, endpoints);
-        turn.ticked = true;
-        self.check_leaving();
-        (0..self.turn.services.len()).for_each(|slot| self.check_paused(slot));
-        let Self { turn, endpoints, housekeeping, .. } = self;
-        housekeeping.check_clients(turn, endpoints);
-        let outstanding = self.outstanding();
-        self.turn.counters.outstanding.set(outstanding);
-        if self.turn.draining {
-            self.report_settled();
-        }
-    }
-
-    fn sort_events(&mut self) {
-        for index in 0..self.events.len() {
-            match self.events[index] {
-                Event::Datagrams(port) => self.endpoints.udp.set_ready(port),
-                Event::Connections(port) => self.endpoints.tcp.set_ready(port),
-                event @ (Event::Readable(key) | Event::Writable(key) | Event::Failed(key)) => {
-                    self.stream_event(event, self.turn.stream_keys.owner(key));
-                }
-            }
-        }
-    }
-
-    fn stream_event(&mut self, event: Event, owner: StreamOwner) {
-        let Self { turn, endpoints, .. } = self;
-        match (owner, event) {
-            (_, Event::Datagrams(_) | Event::Connections(_)) => {}
-            (StreamOwner::Connection, Event::Readable(key)) => endpoints.tcp.readable(key),
-            (StreamOwner::Connection, Event::Writable(key)) => endpoints.tcp.writable(key),
-            (StreamOwner::Connection, Event::Failed(key)) => {
-                endpoints.tcp.close_connection(turn, key, Close::Reset);
-            }
-            (StreamOwner::Backend { service, pool, number }, event) => {
-                turn.backend_event(event, service.into(), (pool.into(), number.into()));
-            }
-            (StreamOwner::Mqueue { service, client }, event) => {
-                turn.datagram_backend_event(event, service.into(), client);
-            }
-            (StreamOwner::Flow { service, flow }, event) => turn.flow_event(event, service, flow),
-            (StreamOwner::Upstream { service, client }, event) => {
-                turn.stream_event(event, service, client);
-            }
-            (StreamOwner::Socket(id), event) => turn.socket_event(event, id),
+        let Self { state, housekeeping, .. } = self;
+        let State { turn, services, endpoints, .. } = state;
+        housekeeping.run(turn, services, endpoints);
+        services.ticked = true;
+        state.check_leaving();
+        (0..state.services.len()).for_each(|slot| state.check_paused(slot));
+        let State { turn, services, endpoints, .. } = state;
+        housekeeping.check_clients(turn, services, endpoints);
+        let outstanding = state.outstanding();
+        state.turn.counters.outstanding.set(outstanding);
+        if state.turn.draining {
+            state.report_settled();
         }
     }
 
     /// Requests in flight on this worker, and replies that have not been sent.
     pub fn outstanding(&self) -> u64 {
-        (0..self.turn.services.len()).map(|service| self.outstanding_of(service)).sum()
+        self.state.outstanding()
     }
 
     /// Requests in flight of the service in a slot on this worker: counted from the tables and queues that hold them,
     /// not from the counters. Messages inside hand-over rings are counted on neither worker; see
-    /// [`crate::base::metrics::ServiceCounters::handed_out`].
+    /// [`crate::metrics::ServiceCounters::handed_out`].
     pub fn outstanding_of(&self, service: usize) -> u64 {
-        let Some(share) = self.turn.services.get(service) else { return 0 };
-        share.in_flight() + self.endpoints.outstanding::<N>(service as u16)
+        self.state.outstanding_of(service)
     }
 
-    /// Bundles of the service in a slot on this worker that are in use, buffers of its pools that are, and how many of those buffers
-    /// only hold messages that were received in place.
+    /// Bundles of the service in a slot on this worker that are in use, buffers of its pools that are, and how many of
+    /// those buffers only hold messages that were received in place.
     pub fn bundles_of(&self, service: usize) -> (u32, u32, u32) {
-        self.turn.services.get(service).map_or((0, 0, 0), ServiceShare::bundles_in_use)
+        self.state.services.get(service).map_or((0, 0, 0), ServiceShare::bundles_in_use)
     }
 
-    /// Bytes of the sockets of the service in a slot, to blocks and from them: the books of this worker as far as they are not in the
-    /// service's counters yet, and the bytes in rings.
+    /// Bytes of the sockets of the service in a slot, to blocks and from them: the books of this worker as far as they
+    /// are not in the service's counters yet, and the bytes in rings.
     pub fn socket_bytes_of(&self, service: usize) -> [(sockets::Books, u64); 2] {
-        let share = self.turn.services.get(service);
-        let sockets = share.and_then(|share| share.sockets.as_ref());
-        sockets.map_or_else(Default::default, |sockets| sockets.bytes())
+        self.state.endpoints.servers.sockets.bytes(service as u16)
     }
 
-    /// Requests in flight of the service in a slot on each of this worker's mqueues, in service share order; never
-    /// more than the service's `slots`.
+    /// Requests in flight of the service in a slot on each of this worker's mqueues, in their order in the service
+    /// share; never more than the service's `slots`.
     pub fn outstanding_by_mqueue(&self, service: usize) -> impl Iterator<Item = u32> + '_ {
-        let share = self.turn.services.get(service);
+        let share = self.state.services.get(service);
         share.into_iter().flat_map(ServiceShare::outstanding_by_mqueue)
     }
 
     /// How long the worker may sleep now; 0: not at all.
     pub fn sleep_ns(&self, now_ns: u64) -> u64 {
-        let turn = &self.turn;
-        let may = self.idle.may_sleep(now_ns, turn.worked);
-        if !may
-            || turn.draining
-            || turn.outbound.has_losses()
-            || turn.upstream.is_ready()
-            || turn.socket_lists.is_ready()
-        {
+        let State { turn, services, endpoints, schedule, idle, .. } = &self.state;
+        let may = idle.may_sleep(now_ns, turn.worked);
+        if !may || turn.draining || turn.outbound.has_losses() {
             return 0;
         }
-        let shed_ns = self.schedule.wake_at(&turn.services);
-        let endpoints_ns = self.endpoints.wake_at::<N>(now_ns).min(shed_ns);
-        // A client that takes what waits for it ends no sleep of its own.
-        let waits = turn.upstream.waits_for_clients();
-        let endpoints_ns = if waits { endpoints_ns.min(now_ns + POLL_NS) } else { endpoints_ns };
-        let wake_ns = turn.services.iter().map(|share| share.wake_at(now_ns, POLL_NS));
+        let elsewhere = |service| endpoints.servers.outstanding::<N>(service as u16);
+        let shed_ns = schedule.wake_at(services, &elsewhere);
+        let endpoints_ns = endpoints.wake_at::<N>(now_ns, services).min(shed_ns);
+        let wake_ns = services.iter().map(|share| share.wake_at(now_ns, POLL_NS));
         let wake_ns = wake_ns.fold(endpoints_ns, u64::min);
         wake_ns.saturating_sub(now_ns).min(Idle::SLEEP_NS_MAX)
     }
@@ -307,12 +238,12 @@ impl<N: Nic> Worker<N> {
     /// Whether an adaptive worker should yield its core to other threads: it spins, has found no work for a while,
     /// and the client it waits for may be queued on this core.
     pub fn should_yield(&self, now_ns: u64) -> bool {
-        self.idle.should_yield(now_ns, self.turn.worked)
+        self.state.idle.should_yield(now_ns, self.state.turn.worked)
     }
 
     /// Reports how long it took to get the core back after a yield, see [`Self::should_yield`].
     pub fn yielded_core(&mut self, from_ns: u64, until_ns: u64) {
-        self.idle.yielded_core(from_ns, until_ns);
+        self.state.idle.yielded_core(from_ns, until_ns);
     }
 
     /// Whether a block of this worker hangs or has hung.
@@ -322,6 +253,26 @@ impl<N: Nic> Worker<N> {
 
     /// The network, for tests and the simulator.
     pub fn nic(&mut self) -> &mut N {
-        &mut self.turn.nic
+        &mut self.state.turn.nic
+    }
+
+    /// Ends the worker: unanswered requests are dropped as `drain_timeout`, blocks are stopped and connections
+    /// closed. Returns whether a block of this worker hangs.
+    pub fn shutdown(&mut self) -> bool {
+        self.state.shutdown();
+        self.hung()
+    }
+
+    /// Whether it was asked to stop: it runs no further turn.
+    pub fn is_stopped(&self) -> bool {
+        self.state.stopped
+    }
+}
+
+impl<N: Nic> Drop for Worker<N> {
+    fn drop(&mut self) {
+        // Also in a panic: the other workers keep running without this one.
+        self.fabric.end_worker(self.state.turn.index);
+        self.fabric.mailbox(self.state.turn.index).close();
     }
 }

@@ -31,6 +31,9 @@ pub use self::accelerator::{
 };
 pub use self::check::TopologyError;
 pub use self::streams::CHUNK_BYTES;
+
+/// Interval in which a worker looks at sources that do not wake it, in nanoseconds.
+pub(crate) const POLL_NS: u64 = 1_000_000;
 pub use self::tenant::{Confinement, DEFAULT_TENANT, NAMESPACES, TENANTS_MAX, Tenant, WEIGHT_MAX};
 use crate::base::commands::{COMMANDS_IN_FLIGHT, WINDOW_BYTES};
 

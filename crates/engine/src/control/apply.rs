@@ -2,27 +2,28 @@
 
 use wire::nic::Nic;
 
+use crate::base::fabric::Fabric;
 use crate::control::message::{ControlMessage, MessageOf};
-use crate::worker::Worker;
+use crate::state::State;
 
 /// Messages that a worker takes in one turn.
 const MESSAGES_PER_TURN: usize = 32;
 
-impl<N: Nic> Worker<N> {
+impl<N: Nic> State<N> {
     /// Applies the messages in the mailbox.
     #[inline]
-    pub(crate) fn drain_mailbox(&mut self) {
-        if self.fabric.mailbox(self.turn.index).len() > 0 {
-            self.apply_messages();
+    pub(crate) fn drain_mailbox(&mut self, fabric: &Fabric<MessageOf<N>>) {
+        if fabric.mailbox(self.turn.index).len() > 0 {
+            self.apply_messages(fabric);
         }
     }
 
     #[cold]
-    fn apply_messages(&mut self) {
+    fn apply_messages(&mut self, fabric: &Fabric<MessageOf<N>>) {
         // The rest is taken in the next turn, which starts at once.
         self.turn.busy();
         for _ in 0..MESSAGES_PER_TURN {
-            let Some(message) = self.fabric.mailbox(self.turn.index).take() else { return };
+            let Some(message) = fabric.mailbox(self.turn.index).take() else { return };
             self.apply(message);
         }
     }
@@ -42,26 +43,25 @@ impl<N: Nic> Worker<N> {
                 let _ = reply.send(self.release(slot));
             }
             ControlMessage::Chain(place, request, reply) => {
-                let _ = reply.send(self.turn.ask_chain(place, request));
+                let _ = reply.send(self.endpoints.ask_chain(
+                    &self.turn,
+                    &mut self.services,
+                    place,
+                    request,
+                ));
             }
             ControlMessage::Runtime(event) => self.apply_runtime_event(event),
             ControlMessage::ShmAttached(client) => {
-                self.endpoints.shm.adopt(&mut self.turn, *client);
+                self.endpoints.clients.shm.adopt(&mut self.turn, &mut self.services, *client);
             }
-            ControlMessage::ShmGone(id) => self.endpoints.shm.remove_client(&mut self.turn, id),
+            ControlMessage::ShmGone(id) => {
+                self.endpoints.clients.shm.remove_client(&mut self.turn, &mut self.services, id)
+            }
             ControlMessage::Connection(accepted) => {
-                self.endpoints.tcp.adopt(&mut self.turn, accepted);
+                self.endpoints.clients.tcp.adopt(&mut self.turn, &mut self.services, accepted);
             }
             ControlMessage::Drain => self.begin_drain(),
             ControlMessage::Stop => self.stopped = true,
         }
-    }
-}
-
-impl<N: Nic> Drop for Worker<N> {
-    fn drop(&mut self) {
-        // Also in a panic: the other workers keep running without this one.
-        self.fabric.end_worker(self.turn.index);
-        self.fabric.mailbox(self.turn.index).close();
     }
 }

@@ -20,30 +20,30 @@
 //! *Memory.* A worker drops its reference to the old region when it gets the next one. The thread that created the
 //! region keeps its reference longer, so that no memory is unmapped inside a turn.
 
-use sockets::End;
 use wire::DropReason;
 use wire::nic::Nic;
 
 use crate::base::topology::Replies;
 use crate::control::message::RuntimeEvent;
-use crate::turn::Turn;
-use crate::worker::Worker;
+use crate::depart::Depart;
+use crate::endpoint::set::Endpoints;
+use crate::state::State;
 
-impl<N: Nic> Worker<N> {
+impl<N: Nic> State<N> {
     pub(crate) fn apply_runtime_event(&mut self, event: RuntimeEvent) {
         let (RuntimeEvent::Started { service, accelerator }
         | RuntimeEvent::RingsReplaced { service, accelerator, .. }
         | RuntimeEvent::Paused { service, accelerator, .. }
         | RuntimeEvent::Resumed { service, accelerator }
         | RuntimeEvent::Ended { service, accelerator, .. }) = &event;
-        let share = self.turn.services.get(usize::from(*service));
+        let share = self.services.get(usize::from(*service));
         if share.is_none_or(|share| usize::from(*accelerator) >= share.accelerators.len()) {
             // The service has left.
             return;
         }
         match event {
             RuntimeEvent::Started { service, accelerator } => {
-                self.turn.services[usize::from(service)].mark_present(accelerator.into());
+                self.services[usize::from(service)].mark_present(accelerator.into());
                 self.end_pauses(service.into(), Some(accelerator));
             }
             RuntimeEvent::Paused { service, accelerator, drain_ns, barrier } => {
@@ -53,8 +53,9 @@ impl<N: Nic> Worker<N> {
                 self.end_pauses(service.into(), Some(accelerator));
             }
             RuntimeEvent::RingsReplaced { service, accelerator, attachment } => {
-                self.turn.services[usize::from(service)]
-                    .replace_rings(accelerator.into(), attachment);
+                let slot = usize::from(service);
+                let mut ends = self.services[slot].replace_rings(accelerator.into(), attachment);
+                self.endpoints.servers.replace_rings::<N>(slot, &mut ends);
             }
             RuntimeEvent::Ended { service, accelerator, reason } => {
                 self.end_generation(service.into(), accelerator.into(), reason);
@@ -63,30 +64,29 @@ impl<N: Nic> Worker<N> {
     }
 
     fn end_generation(&mut self, service: usize, accelerator: usize, reason: DropReason) {
-        let Self { turn, endpoints, .. } = self;
-        let mqueues = turn.services[service].mqueues_of(accelerator);
+        let Self { turn, services, endpoints, .. } = self;
+        let mqueues = services[service].mqueues_of(accelerator);
+        let Endpoints { clients, servers } = endpoints;
         for mqueue in mqueues.clone() {
-            // Forward every published reply, also those behind the head that was read: the head does not move any
-            // more.
-            endpoints.gather_replies(turn, service, mqueue, u64::MAX);
+            // Forward every published reply, also those behind the head that was read: the head does
+            // not move any more.
+            clients.gather_replies(turn, services, servers, service, mqueue, u64::MAX);
         }
-        endpoints.deliver_shown(turn, service);
-        let share = &mut turn.services[service];
+        clients.deliver_shown(turn, services, servers, service);
+        let share = &mut services[service];
         if share.replies == Replies::None {
             share.count_released(turn.now_ns);
         }
         if !mutants::on("outlive_generation") {
-            for mqueue in mqueues {
+            for mqueue in mqueues.clone() {
                 share.mark_dead(mqueue);
             }
-            endpoints.end_requests_of_dead_mqueues(turn, service, reason);
+            clients.end_requests_of_dead_mqueues(turn, services, service, reason);
         }
-        endpoints.udp.forget_pools(turn);
-        let blocks = turn.services[service].mqueues_of(accelerator);
-        turn.end_sockets(service as u16, blocks, End::AcceleratorLost, true);
-        let Turn { services, nic, now_ns, .. } = turn;
-        services[service].detach_accelerator(accelerator, nic);
-        services[service].await_next_generation(accelerator as u16, *now_ns);
+        clients.udp.forget_pools(services);
+        servers.end_blocks(turn, service, mqueues, true);
+        services[service].detach_accelerator(accelerator);
+        services[service].await_next_generation(accelerator as u16, turn.now_ns);
         if reason == DropReason::Reconfiguring {
             // The next generation starts as soon as possible.
             services[service].dispatcher.set_absent_reason(reason);

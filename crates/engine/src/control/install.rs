@@ -20,19 +20,19 @@
 use wire::nic::Nic;
 
 use crate::base::accelerator::StartError;
-use crate::base::keys::SlotId;
-use crate::base::keys::StreamOwner;
 use crate::base::links::ServiceLinks;
 use crate::control::message::{Leave, Switch};
 use crate::control::service_install::ServiceInstall;
+use crate::endpoint::set::Parts;
 use crate::service::share::ServiceShare;
 use crate::service::vote::{DrainVote, Leaving};
-use crate::worker::Worker;
+use crate::state::State;
 
-impl<N: Nic> Worker<N> {
+impl<N: Nic> State<N> {
     /// Installs a service share; see the module documentation. After an error nothing has changed.
     pub(crate) fn install(&mut self, install: ServiceInstall<N::Port>) -> Result<(), StartError> {
-        let ServiceInstall { slot, mut share, terms, links, ports, scratch, awaited } = install;
+        let ServiceInstall { slot, mut share, parts, terms, links, ports, scratch, awaited } =
+            install;
         for drive in &mut share.accelerators {
             drive.blocks.start()?;
         }
@@ -48,62 +48,42 @@ impl<N: Nic> Worker<N> {
         for (index, entry) in taken {
             // Requests that arrive before the switch are not read, so they must not end the worker's sleep either.
             turn.nic.pause_port(index, true);
-            endpoints.place_port(index, entry);
+            endpoints.clients.place_port(index, entry);
         }
-        endpoints.udp.refresh_sources(turn);
+        endpoints.clients.udp.refresh_sources(turn);
         if turn.scratch.len() < scratch.len() {
             turn.outbound.reserve(scratch.len());
             turn.scratch = scratch;
         }
-        self.endpoints.tcp.place_service(slot.into(), terms);
-        self.place(slot.into(), share, links);
+        self.endpoints.clients.tcp.place_service(slot.into(), terms);
+        self.place(slot, share, parts, links);
         for (accelerator, drain_ns) in awaited {
             self.pause_from_switch(slot.into(), accelerator, drain_ns);
         }
         // Other workers read the credit when they switch; the next housekeeping would publish it too late for the
         // first requests.
-        self.turn.publish_credit_of(slot.into());
+        self.services.publish_credit_of(&self.turn, slot.into());
         Ok(())
     }
 
-    /// Issues the keys of the service share's streams and stores the share in its slot.
-    fn place(&mut self, slot: usize, mut share: ServiceShare, links: ServiceLinks) {
-        let Self { turn, endpoints, schedule, .. } = self;
-        let service = slot as u16;
-        for (client, entry) in share.backends.clients.iter_mut().enumerate() {
-            let client = client as u32;
-            entry.key = turn.stream_keys.issue(StreamOwner::Mqueue { service, client });
-        }
-        for (pool, entry) in share.backends.pools.iter_mut().enumerate() {
-            for (number, connection) in entry.connections.iter_mut().enumerate() {
-                let (pool, number) = (pool as u16, number as u16);
-                let owner = StreamOwner::Backend { service, pool, number };
-                connection.key = turn.stream_keys.issue(owner);
-            }
-        }
+    /// Stores the service share, and what endpoints have of it, in its slot.
+    fn place(&mut self, service: u16, mut share: ServiceShare, parts: Parts, links: ServiceLinks) {
+        let Self { turn, services, endpoints, schedule, .. } = self;
+        let slot = usize::from(service);
+        endpoints.place(turn, service, parts);
         for (worker, link) in links.0.into_iter().enumerate() {
             let (link_in, link_out) = link.unzip();
-            endpoints.peers.replace(worker, slot, link_in);
+            endpoints.clients.peers.replace(worker, slot, link_in);
             turn.outbound.replace(worker, slot, link_out);
-        }
-        if let Some(upstream) = &share.upstream {
-            turn.upstream.reserve(slot, upstream.flows_max());
-        }
-        if let Some(sockets) = &mut share.sockets {
-            for (block, slot, key) in sockets.keys_mut() {
-                let id = SlotId { service, slot, block };
-                *key = turn.stream_keys.issue(StreamOwner::Socket(id));
-            }
-            turn.socket_lists.reserve(sockets.slots());
         }
         let owner = turn.shared.tenants().named(&share.tenant);
         share.owner = Some(owner.clone());
         share.find_peers(&turn.shared);
         schedule.place(slot, owner);
-        while turn.services.len() <= slot {
-            turn.services.push(ServiceShare::vacant(turn.shared.workers()));
+        while services.len() <= slot {
+            services.push(ServiceShare::vacant(turn.shared.workers()));
         }
-        turn.services[slot] = share;
+        services[slot] = share;
     }
 
     /// Switches everything in one step, so that every request finds a complete service. See the module documentation.
@@ -111,23 +91,22 @@ impl<N: Nic> Worker<N> {
         for leave in &switch.leave {
             self.end_pauses(leave.slot.into(), None);
         }
-        let Self { turn, endpoints, idle, .. } = self;
-        endpoints.udp.refresh_sources(turn);
-        turn.read_credit();
+        let Self { turn, services, endpoints, idle, .. } = self;
+        endpoints.clients.udp.refresh_sources(turn);
+        services.read_credit(turn);
         idle.set_polling(switch.polling);
         endpoints.set_limits(&switch.limits);
-        turn.upstream.set_limits(&switch.limits);
         turn.slow_client_ns = switch.limits.slow_client_ms * 1_000_000;
-        for (index, port) in endpoints.ports_mut() {
-            port.switch_on(turn, index);
+        for (index, port) in endpoints.clients.ports_mut() {
+            port.switch_on(turn, services, index);
         }
         for index in &switch.stop {
-            if let Some(port) = endpoints.port_mut(*index) {
+            if let Some(port) = endpoints.clients.port_mut(*index) {
                 port.stop(turn, usize::from(*index));
             }
         }
         for (index, slot, socket) in &switch.lead {
-            if let Some(port) = endpoints.port_mut(*index) {
+            if let Some(port) = endpoints.clients.port_mut(*index) {
                 (port.service, port.socket) = (*slot, *socket);
                 // Connections may wait for which the previous version had no block.
                 port.ready |= socket.is_some();
@@ -135,20 +114,16 @@ impl<N: Nic> Worker<N> {
         }
         for Leave { slot, successor, shm_successor, departing, barrier } in &switch.leave {
             let vote = DrainVote::new(barrier.clone());
-            turn.services[usize::from(*slot)].leaving = Some(Leaving { vote, expired: false });
+            services[usize::from(*slot)].leaving = Some(Leaving { vote, expired: false });
             if let Some(successor) = successor {
-                endpoints.tcp.move_to(*slot, *successor);
-                turn.move_relays(*slot, *successor);
+                endpoints.move_to(turn, services, *slot, *successor);
             }
             if let Some(successor) = shm_successor {
-                endpoints.shm.move_to(*slot, *successor, departing);
+                endpoints.clients.shm.move_to(*slot, *successor, departing);
             }
-            endpoints.leave(turn, Some(*slot));
-            if let Some(sockets) = &mut turn.services[usize::from(*slot)].sockets {
-                sockets.close();
-            }
+            endpoints.leave(turn, services, Some(*slot));
         }
-        (0..self.turn.services.len()).for_each(|slot| self.begin_pauses(slot));
+        (0..self.services.len()).for_each(|slot| self.begin_pauses(slot));
         self.turn.busy();
     }
 }

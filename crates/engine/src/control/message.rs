@@ -11,6 +11,7 @@ use crate::base::fabric::Accepted;
 use crate::base::links::ServiceLinks;
 use crate::base::topology::{Limits, Polling};
 use crate::control::service_install::ServiceInstall;
+use crate::endpoint::set::Parts;
 use crate::endpoint::shm::ShmClient;
 use crate::endpoint::udp::UdpPort;
 use crate::service::chain::{ChainPlace, ChainReply, ChainRequest};
@@ -136,6 +137,7 @@ pub struct Leave {
 #[derive(Default)]
 pub struct Detached {
     pub(super) _share: Option<ServiceShare>,
+    pub(super) _parts: Option<Parts>,
     pub(super) _links: Option<ServiceLinks>,
     pub(super) _ports: Vec<UdpPort>,
 }

@@ -23,7 +23,7 @@ use wire::nic::Nic;
 
 use crate::service::share::ServiceShare;
 use crate::service::vote::{DrainBarrier, DrainVote, Pause};
-use crate::worker::Worker;
+use crate::state::State;
 
 /// Maximum time that clients of a paused service wait for the next generation, counted from the end of the last one.
 pub const PAUSE_NS: u64 = 10_000_000_000;
@@ -50,7 +50,7 @@ impl ServiceShare {
     }
 }
 
-impl<N: Nic> Worker<N> {
+impl<N: Nic> State<N> {
     /// Pauses a service for one of its accelerators.
     pub(crate) fn pause(
         &mut self,
@@ -59,7 +59,7 @@ impl<N: Nic> Worker<N> {
         drain_ns: u64,
         barrier: DrainBarrier,
     ) {
-        let share = &mut self.turn.services[slot];
+        let share = &mut self.services[slot];
         if self.turn.draining || share.leaving.is_some() {
             return;
         }
@@ -74,7 +74,7 @@ impl<N: Nic> Worker<N> {
         if !self.turn.draining {
             let vote = DrainVote::new(DrainBarrier::default());
             let pause = Pause { accelerator, drain_ns, until_ns: None, vote };
-            self.turn.services[slot].pauses.push(pause);
+            self.services[slot].pauses.push(pause);
         }
     }
 
@@ -85,11 +85,11 @@ impl<N: Nic> Worker<N> {
 
     fn end_pauses_if(&mut self, slot: usize, ends: impl Fn(&Pause) -> bool) {
         let mut ended = false;
-        for mut pause in self.turn.services[slot].pauses.extract_if(.., |pause| ends(pause)) {
+        for mut pause in self.services[slot].pauses.extract_if(.., |pause| ends(pause)) {
             pause.vote.set(false);
             ended |= pause.has_begun();
         }
-        if !ended || self.turn.services[slot].is_paused() {
+        if !ended || self.services[slot].is_paused() {
             return;
         }
         self.apply_pause(slot);
@@ -98,17 +98,17 @@ impl<N: Nic> Worker<N> {
 
     /// Stops or resumes reading the ports of a service, depending on its pauses.
     fn apply_pause(&mut self, slot: usize) {
-        let share = &self.turn.services[slot];
+        let share = &self.services[slot];
         let paused = share.is_paused();
         share.observe_pause();
-        self.endpoints.pause(&mut self.turn, slot as u16, paused);
+        self.endpoints.clients.pause(&mut self.turn, slot as u16, paused);
     }
 
     /// A service that was installed paused is switched on: its time limit starts.
     pub(crate) fn begin_pauses(&mut self, slot: usize) {
         let now_ns = self.turn.now_ns;
         let mut begun = false;
-        for pause in self.turn.services[slot].pauses.iter_mut().filter(|pause| !pause.has_begun()) {
+        for pause in self.services[slot].pauses.iter_mut().filter(|pause| !pause.has_begun()) {
             pause.until_ns = Some(now_ns.saturating_add(pause.drain_ns).saturating_add(PAUSE_NS));
             begun = true;
         }
@@ -120,26 +120,27 @@ impl<N: Nic> Worker<N> {
     /// Once a millisecond: votes for a paused service that has nothing outstanding here, and ends a pause whose time
     /// is over.
     pub(crate) fn check_paused(&mut self, slot: usize) {
-        if !self.turn.services[slot].is_paused() {
+        if !self.services[slot].is_paused() {
             return;
         }
         let now_ns = self.turn.now_ns;
         let overdue = |pause: &Pause| pause.until_ns.is_some_and(|until_ns| until_ns <= now_ns);
-        if self.turn.services[slot].pauses.iter().any(overdue) {
+        if self.services[slot].pauses.iter().any(overdue) {
             tracing::warn!(
-                service = &*self.turn.services[slot].name,
+                service = &*self.services[slot].name,
                 "the next runtime did not start in time; the pause has ended and requests are dropped"
             );
             self.end_pauses_if(slot, overdue);
         }
-        let quiet = self.turn.services[slot].in_flight() == 0 || mutants::on("hold_with_debts");
-        let asks = self.turn.services[slot].waits_for_backends();
+        let quiet = self.services[slot].in_flight() == 0 || mutants::on("hold_with_debts");
+        let asks = self.endpoints.servers.asks::<N>(&self.services[slot], slot);
         let settled = quiet && !asks && !self.has_handover_in_flight(slot);
-        for at in 0..self.turn.services[slot].pauses.len() {
-            let share = &mut self.turn.services[slot];
+        for at in 0..self.services[slot].pauses.len() {
+            let share = &mut self.services[slot];
             let accelerator = share.pauses[at].accelerator.into();
-            let connected =
-                share.waits_for_sockets_on(accelerator) && !mutants::on("hold_connected");
+            let blocks = share.mqueues_of(accelerator);
+            let connected = self.endpoints.servers.is_connected::<N>(slot as u16, &blocks)
+                && !mutants::on("hold_connected");
             share.pauses[at].vote.set(settled && !connected);
         }
     }

@@ -7,17 +7,19 @@ use wire::nic::PortIndex;
 use crate::base::links::{ServiceLinks, links};
 use crate::base::metrics::ServiceMetrics;
 use crate::base::topology::{Limits, Listen, Service};
+use crate::base::turn::scratch_bytes;
+use crate::endpoint::clients::NewPort;
 use crate::endpoint::port::Port;
-use crate::endpoint::set::NewPort;
+use crate::endpoint::set::Parts;
 use crate::endpoint::tcp::terms::Terms;
 use crate::service::ends::Attachment;
 use crate::service::share::ServiceShare;
-use crate::turn::scratch_bytes;
 
 /// One worker's share of a new service; see `control/install.rs`.
 pub struct ServiceInstall<P> {
     pub(super) slot: u16,
     pub(super) share: ServiceShare,
+    pub(super) parts: Parts,
     pub(super) terms: Terms,
     pub(super) links: ServiceLinks,
     pub(super) ports: Vec<(PortIndex, NewPort, P)>,
@@ -36,23 +38,25 @@ impl<P> ServiceInstall<P> {
         attachments: Vec<Vec<Attachment>>,
     ) -> Vec<Self> {
         let workers = attachments.len();
-        let parts = attachments.into_iter().zip(links(workers, service)).enumerate();
-        let install = |(worker, (attachments, links))| Self {
-            slot,
-            share: ServiceShare::new(
-                service,
-                worker as u32,
-                workers as u32,
-                attachments,
-                metrics.of_worker(worker),
-            ),
-            terms: Terms::new(service),
-            links,
-            ports: Vec::new(),
-            scratch: vec![0; scratch_bytes([service])],
-            awaited: Vec::new(),
+        let workers_parts = attachments.into_iter().zip(links(workers, service)).enumerate();
+        let install = |(worker, (attachments, links))| {
+            let (counters, observed) = metrics.of_worker(worker);
+            let mut ends = Vec::new();
+            let metrics = (counters.clone(), observed);
+            let of = (worker as u32, workers as u32);
+            let share = ServiceShare::new(service, of, attachments, &mut ends, metrics);
+            Self {
+                slot,
+                share,
+                parts: Parts::new(service, worker as u16, ends, &counters),
+                terms: Terms::new(service),
+                links,
+                ports: Vec::new(),
+                scratch: vec![0; scratch_bytes([service])],
+                awaited: Vec::new(),
+            }
         };
-        parts.map(install).collect()
+        workers_parts.map(install).collect()
     }
 
     /// Its accelerators start when those of the service's previous version have ended: requests that arrive before
@@ -69,7 +73,11 @@ impl<P> ServiceInstall<P> {
 
     /// The service has these functions from the start, on the path of its clients' messages or of those to a backend.
     pub fn set_functions(&mut self, backend: Option<u16>, functions: Vec<Link>) {
-        self.share.arrange_chain(backend, functions.into_iter().map(Arranged::New).collect());
+        let functions = functions.into_iter().map(Arranged::New).collect();
+        match backend {
+            None => drop(self.share.arrange_chain(functions)),
+            Some(backend) => self.parts.set_path(backend, functions),
+        }
     }
 
     /// Adds an open port under an index that no other port has. `address` is where it listens; its connections are for this

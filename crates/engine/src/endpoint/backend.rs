@@ -21,17 +21,16 @@
 //! With `sockets = "per-request"` every request has its own socket, so no answer to another request can arrive on it.
 
 mod datagram;
+mod endpoint;
 mod path;
 mod stream;
-mod transfers;
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
 
 use mqueue::abi::{self, status};
-use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer, RingError};
+use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer, RingError, Role};
 use onpath::{Arranged, Chain, Direction, End, Link};
 use wire::DropReason;
 use wire::framing::{Framing, FramingError};
@@ -39,20 +38,19 @@ use wire::matching::MatchId;
 use wire::nic::{Nic, StreamKey, Transport};
 
 use self::datagram::DatagramSocket;
+pub(crate) use self::endpoint::KernelBackends;
 use self::path::{BackendPath, Decided, Gathered, Waiting};
 use self::stream::BackendConnection;
-pub(crate) use self::transfers::SocketTransfer;
-use self::transfers::{BlockTransfers, EndedTransfer};
 use crate::base::metrics::ServiceCounters;
-use crate::base::topology::{Backend, FileSpec, Service, Sockets};
-use crate::service::ends::MqueueEnds;
+use crate::base::topology::{Backend, Service, Sockets};
+use crate::service::ends::{MqueueEnds, OtherEnds};
 
 /// Key before the service is installed, which issues the keys.
 const NO_KEY: StreamKey = StreamKey::MAX;
 
 /// One client mqueue of this worker.
 pub(crate) struct ClientMqueue {
-    /// ServiceShare number of the block's server mqueue.
+    /// Number of the block's server mqueue in the service share.
     pub(crate) server: u32,
     pub(crate) backend: u16,
     /// Its number in the region.
@@ -69,8 +67,6 @@ pub(crate) struct ClientMqueue {
     pub(crate) is_listed: bool,
     pub(crate) key: StreamKey,
     datagram: DatagramSocket,
-    /// Of a backend that does transfers.
-    transfers: Option<BlockTransfers>,
     /// How often the block of this mqueue has ended, and how many requests it has shown.
     generation: u32,
     shown: u64,
@@ -92,7 +88,6 @@ impl ClientMqueue {
             is_listed: false,
             key: NO_KEY,
             datagram: DatagramSocket::default(),
-            transfers: ends.transfers.map(BlockTransfers::new),
             generation: 0,
             shown: 0,
             waiting: Waiting::default(),
@@ -103,7 +98,6 @@ impl ClientMqueue {
     pub(crate) fn replace_rings(&mut self, ends: MqueueEnds) {
         self.region_mqueue = ends.mqueue;
         (self.rx, self.tx) = (ends.rx, ends.tx);
-        self.transfers = ends.transfers.map(BlockTransfers::new);
         (self.rx_pending, self.alive) = (false, true);
         (self.in_flight, self.blocked_since_ns) = (0, 0);
         self.waiting.is_one = false;
@@ -112,11 +106,6 @@ impl ClientMqueue {
     /// Whether its first request cannot be taken and has been waiting for longer than `timeout_ns`.
     fn is_overdue(&self, now_ns: u64, timeout_ns: u64) -> bool {
         self.blocked_since_ns != 0 && now_ns.saturating_sub(self.blocked_since_ns) > timeout_ns
-    }
-
-    /// Whether its block has not read all answers, as its RX ring was seen last.
-    fn has_unread_answers(&self) -> bool {
-        self.rx.released() < self.rx.committed()
     }
 
     /// Marks the RX ring as rung; returns whether it was marked already.
@@ -141,8 +130,6 @@ pub(crate) struct BackendPool {
     timeout_ns: u64,
     in_flight_max: usize,
     max_message_bytes: usize,
-    /// Memory of each block for transfers; 0: it is a server.
-    memory_bytes: u64,
     pub(crate) connections: Vec<BackendConnection>,
     dirty: Vec<u16>,
     /// Datagram sockets that are open.
@@ -171,7 +158,6 @@ impl BackendPool {
             timeout_ns: backend.timeout_ms * 1_000_000,
             in_flight_max: backend.in_flight as usize,
             max_message_bytes: backend.max_message_bytes as usize,
-            memory_bytes: backend.memory_bytes,
             connections: (0..count).map(|_| BackendConnection::new(places as usize)).collect(),
             dirty: Vec::with_capacity(count as usize),
             sockets: 0,
@@ -192,13 +178,8 @@ pub(crate) struct Backends {
     counters: Arc<ServiceCounters>,
     pub(crate) clients: Vec<ClientMqueue>,
     pub(crate) pools: Vec<BackendPool>,
-    /// What transfers may use.
-    files: Box<[FileSpec]>,
-    /// Client mqueues with transfers in flight.
-    transferring: Vec<u32>,
-    /// Commands whose sinks are sockets of their blocks, and ends of such transfers: for the worker.
-    to_sockets: VecDeque<SocketTransfer>,
-    ended_on_sockets: VecDeque<EndedTransfer>,
+    /// Numbers of the backends, which each block has a client mqueue for.
+    numbers: Box<[u16]>,
     /// Client mqueues whose TX ring could not be emptied this turn, and those of the last turn.
     blocked: Vec<u32>,
     retried: Vec<u32>,
@@ -209,30 +190,58 @@ pub(crate) struct Backends {
 }
 
 impl Backends {
+    /// Of a service that has some.
     pub(crate) fn new(
         worker: u16,
         service: &Service,
-        clients: Vec<ClientMqueue>,
-        counters: Arc<ServiceCounters>,
-    ) -> Self {
-        Self {
+        ends: &mut [OtherEnds],
+        counters: &Arc<ServiceCounters>,
+    ) -> Option<Box<Self>> {
+        let numbers = service.backends.iter().zip(0..).filter(|(of, _)| !of.does_transfers());
+        let numbers: Box<[u16]> = numbers.map(|(_, number)| number).collect();
+        if numbers.is_empty() {
+            return None;
+        }
+        let mut clients = Vec::new();
+        for OtherEnds { server, clients: ends, .. } in ends {
+            for (backend, ends) in numbers.iter().zip(ends.drain(..)) {
+                clients.push(ClientMqueue::new(*server, *backend, ends));
+            }
+        }
+        Some(Box::new(Self {
             worker,
-            counters,
+            counters: counters.clone(),
             pools: service.backends.iter().map(BackendPool::new).collect(),
-            files: service.files.clone().into(),
-            transferring: Vec::with_capacity(clients.len()),
-            to_sockets: VecDeque::new(),
-            ended_on_sockets: VecDeque::new(),
+            numbers,
             blocked: Vec::with_capacity(clients.len()),
             retried: Vec::with_capacity(clients.len()),
             rung: Vec::with_capacity(clients.len()),
             corrupt: Vec::new(),
             clients,
-        }
+        }))
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.pools.is_empty()
+    /// The client mqueue that has a role of a block.
+    fn client_of(&self, role: Role, block: u32) -> Option<u32> {
+        let Role::Client(backend) = role else { return None };
+        let at = self.numbers.iter().position(|number| u32::from(*number) == backend)?;
+        Some(block * self.numbers.len() as u32 + at as u32)
+    }
+
+    /// The client mqueues of these blocks.
+    fn clients_of(&self, blocks: &Range<u32>) -> Range<u32> {
+        let count = self.numbers.len() as u32;
+        blocks.start * count..blocks.end * count
+    }
+
+    /// Installs the rings of the accelerator's next generation.
+    fn replace_rings(&mut self, ends: &mut [OtherEnds]) {
+        for OtherEnds { server, clients, .. } in ends {
+            let first = *server as usize * self.numbers.len();
+            for (at, ends) in (first..).zip(clients.drain(..)) {
+                self.clients[at].replace_rings(ends);
+            }
+        }
     }
 
     /// The blocked client mqueues become the retried ones; the list of blocked ones is empty again.
@@ -248,11 +257,6 @@ impl Backends {
         }
     }
 
-    /// The blocked client mqueues of last turn, see [`Self::take_blocked`].
-    pub(crate) fn retried(&self) -> &[u32] {
-        &self.retried
-    }
-
     /// Whether a client mqueue could not be emptied, or a block must be rung.
     pub(crate) fn has_work(&self) -> bool {
         !self.blocked.is_empty() || !self.rung.is_empty()
@@ -264,10 +268,13 @@ impl Backends {
         !self.rung.is_empty()
     }
 
-    /// Calls `ring` for the client mqueues that got answers.
-    pub(crate) fn ring(&mut self, mut ring: impl FnMut(&ClientMqueue)) {
+    /// Publishes answers: calls `ring` with the server mqueue and the mqueue of each block that got
+    /// some.
+    fn publish(&mut self, mut ring: impl FnMut(u32, u32)) {
         for client in self.rung.drain(..) {
-            ring(&self.clients[client as usize]);
+            let client = &mut self.clients[client as usize];
+            client.publish();
+            ring(client.server, client.region_mqueue);
         }
     }
 
@@ -343,10 +350,7 @@ impl Backends {
             let pool = &self.pools[backend];
             let overdue = entry.is_overdue(now_ns, pool.timeout_ns);
             // Requests that wait for a place are tried every turn: nothing is copied for that. Functions may answer one that has no place.
-            let is_full = match pool.memory_bytes {
-                0 => pool.is_full_for(&entry.datagram) || pool.is_full(),
-                _ => entry.in_flight as usize >= pool.in_flight_max,
-            };
+            let is_full = pool.is_full_for(&entry.datagram) || pool.is_full();
             let waits = is_full && !overdue;
             let shows = pool.path.is_some() && !entry.waiting.is_one;
             let payload = &mut scratch[..header.len as usize];
@@ -494,12 +498,6 @@ impl Backends {
         now_ns: u64,
         overdue: bool,
     ) -> bool {
-        let entry = &self.clients[client as usize];
-        let pool = &self.pools[usize::from(entry.backend)];
-        if pool.memory_bytes > 0 && (entry.in_flight as usize) < pool.in_flight_max {
-            self.take_transfer(client, tag, payload);
-            return true;
-        }
         let status = match self.send_to_backend(nic, client, tag, payload, now_ns) {
             Sending::Sent => {
                 self.counters.backend_sent.one();
@@ -508,10 +506,6 @@ impl Backends {
             Sending::Failed(status) => status,
             Sending::Busy if overdue => {
                 self.counters.backend_timeouts.one();
-                let does_transfers = self.client_memory_bytes(client) > 0;
-                if does_transfers && self.refuse_late_transfer(client, tag, payload) {
-                    return true;
-                }
                 status::TIMEOUT
             }
             Sending::Busy => return false,
@@ -521,11 +515,6 @@ impl Backends {
         self.clients[client as usize].in_flight += 1;
         self.answer(client, tag, status, &[]);
         true
-    }
-
-    /// Memory of the block for transfers through a client mqueue.
-    fn client_memory_bytes(&self, client: u32) -> u64 {
-        self.pools[usize::from(self.clients[client as usize].backend)].memory_bytes
     }
 
     /// No answer to a request will be shown to functions.
@@ -615,9 +604,6 @@ impl Backends {
     ) -> Sending {
         let entry = &mut self.clients[client as usize];
         let pool = &mut self.pools[entry.backend as usize];
-        if pool.memory_bytes > 0 {
-            return Sending::Busy;
-        }
         let Some(id) = pool.id_of(payload) else { return Sending::Failed(status::PROTOCOL) };
         let number = entry.shown;
         let sent = match pool.transport {
@@ -658,16 +644,10 @@ impl Backends {
     pub(crate) fn drop_backend_requests<N: Nic>(&mut self, nic: &mut N, clients: Range<u32>) {
         self.rung.retain(|client| !clients.contains(client));
         self.corrupt.retain(|client| !clients.contains(client));
-        self.transferring.retain(|client| !clients.contains(client));
-        self.to_sockets.retain(|transfer| !clients.contains(&transfer.client));
         for number in clients.clone() {
             let entry = &mut self.clients[number as usize];
             entry.alive = false;
             entry.in_flight = 0;
-            // Its next generation gets another one.
-            if !mutants::on("keep_transfers_of_ended_blocks") {
-                entry.transfers = None;
-            }
             entry.waiting.is_one = false;
             let pool = &mut self.pools[entry.backend as usize];
             pool.close_datagrams(nic, entry);
@@ -691,13 +671,13 @@ impl Backends {
 
     /// Whether requests of blocks to backends are not answered, or not even taken. Requests of ended blocks do not
     /// count.
-    pub(crate) fn waits_for_backends(&self, is_alive: impl Fn(u32) -> bool) -> bool {
+    pub(crate) fn waits(&self, is_alive: impl Fn(u32) -> bool) -> bool {
         let waits = |c: &ClientMqueue| c.in_flight > 0 || c.is_listed;
         self.clients.iter().any(|c| waits(c) && is_alive(c.server))
     }
 
     /// Requests to backends without an answer.
-    pub(crate) fn backend_in_flight(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         self.clients.iter().any(|c| c.in_flight > 0)
     }
 }

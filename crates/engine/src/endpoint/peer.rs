@@ -11,13 +11,15 @@ use wire::DropReason;
 use wire::nic::Nic;
 use wire::session::Origin;
 
+use crate::admit::servers::Servers;
 use crate::admit::{Admitted, Batch, Waits};
 use crate::base::arrival::{ANY, ANY_SHOWN, Arrival, Awaited, RETRY_BYTES, RETRY_NS, Seen};
 use crate::base::links::{ENVELOPE_BYTES, Envelope, LinkIn};
+use crate::base::turn::Turn;
+use crate::depart::run::{Next, Run};
 use crate::endpoint::Endpoint;
-use crate::endpoint::run::{Next, Run};
 use crate::schedule::{Kind, Schedule};
-use crate::turn::Turn;
+use crate::service::services::Services;
 
 /// The rings from the other workers to this one.
 pub(crate) struct Peers {
@@ -75,7 +77,8 @@ impl Peers {
     pub(crate) fn take_replies<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
-        mut settle: impl FnMut(&mut Turn<N>, HandedBack<'_>),
+        services: &mut Services,
+        mut settle: impl FnMut(&mut Turn<N>, &mut Services, HandedBack<'_>),
     ) {
         if self.present == 0 {
             return;
@@ -99,15 +102,15 @@ impl Peers {
                         // Written by a worker of this process, so the code is valid.
                         Err(DropReason::from_code(header.status).unwrap_or(DropReason::MqueueDead))
                     } else {
-                        turn.services[service].counters.replies_handed_in.one();
+                        services[service].counters.replies_handed_in.one();
                         Ok(payload)
                     };
                     if let Some(request) = envelope.awaited() {
-                        settle(turn, HandedBack { service, request, outcome });
+                        settle(turn, services, HandedBack { service, request, outcome });
                     }
                 }
                 if took {
-                    Self::taken_over(turn, service);
+                    Self::taken_over(turn, services, service);
                     link.release();
                 }
             }
@@ -116,16 +119,18 @@ impl Peers {
     }
 
     /// A message was taken over from another worker, whose slots are about to be returned.
-    fn taken_over<N: Nic>(turn: &mut Turn<N>, service: usize) {
+    fn taken_over<N: Nic>(turn: &mut Turn<N>, services: &mut Services, service: usize) {
         turn.busy();
         turn.set_settled(false);
-        turn.services[service].revoke_votes();
+        services[service].revoke_votes();
     }
 
     /// Takes the requests of one service that one worker handed over.
     fn take_requests<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         schedule: &mut Schedule,
         worker: usize,
         service: usize,
@@ -153,12 +158,19 @@ impl Peers {
                 flow: 0,
                 target: Some(envelope.mqueue),
             };
-            let waits = Self::waits(turn, service, &arrival);
+            let waits = Self::waits(turn, services, service, &arrival);
             let admitted = if envelope.mqueue == ANY_SHOWN {
                 arrival.target = Some(ANY);
-                self.admit_to_chain(turn, schedule, service, (&arrival, &mut message), waits)
+                self.admit_to_chain(
+                    turn,
+                    services,
+                    servers,
+                    schedule,
+                    service,
+                    (&arrival, &mut message, waits),
+                )
             } else {
-                batch.admit(turn, &arrival, &mut message, waits)
+                batch.admit(turn, services, servers, &arrival, &mut message, waits)
             };
             match admitted {
                 Admitted::Held => {
@@ -167,18 +179,18 @@ impl Peers {
                     }
                     break;
                 }
-                Admitted::Lost(reason) => Self::report_loss(turn, &envelope, reason),
+                Admitted::Lost(reason) => Self::report_loss(turn, services, &envelope, reason),
                 Admitted::Accepted | Admitted::Answered | Admitted::Consumed => {}
             }
             link.requests.advance();
-            turn.services[service].count_taken_over(turn.index);
+            services[service].count_taken_over(turn.index);
             took = true;
             left -= 1;
         }
         turn.scratch = message;
-        batch.end(turn, schedule, Kind::Peer);
+        batch.end(services, schedule, Kind::Peer);
         if took {
-            Self::taken_over(turn, service);
+            Self::taken_over(turn, services, service);
             link.release();
         }
         self.links[worker][service] = Some(link);
@@ -189,27 +201,28 @@ impl Peers {
     fn admit_to_chain<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         schedule: &mut Schedule,
         service: usize,
-        (arrival, message): (&Arrival, &mut Seen<'_>),
-        waits: Waits,
+        (arrival, message, waits): (&Arrival, &mut Seen<'_>, Waits),
     ) -> Admitted {
-        let Some(chain) = turn.services[service].chain.take() else {
+        let Some(chain) = services[service].chain.take() else {
             let mut batch = Batch::handed_over(service);
-            let admitted = batch.admit(turn, arrival, message, waits);
-            batch.end(turn, schedule, Kind::Peer);
+            let admitted = batch.admit(turn, services, servers, arrival, message, waits);
+            batch.end(services, schedule, Kind::Peer);
             return admitted;
         };
         let mut batch = Batch::handed_to_owner(service, chain);
-        let admitted = batch.admit(turn, arrival, message, waits);
-        let is_answered = turn.services[service].is_answered(arrival.expects);
+        let admitted = batch.admit(turn, services, servers, arrival, message, waits);
+        let is_answered = services[service].is_answered(arrival.expects);
         match (admitted, arrival.origin) {
             (Admitted::Answered, Origin::Client(_)) if !is_answered => {
-                turn.services[service].count_consumed(1);
+                services[service].count_consumed(1);
             }
             (Admitted::Answered, Origin::Client(to)) => {
                 let awaited = Awaited { to, number: arrival.number, expects: arrival.expects };
-                self.settle(turn, service, &awaited, Ok(batch.reply()));
+                self.settle(turn, services, service, &awaited, Ok(batch.reply()));
             }
             (Admitted::Answered, origin @ Origin::Datagram { .. }) => {
                 let from = self.answer_bytes.len();
@@ -220,11 +233,11 @@ impl Peers {
             // Its client gets no reply; one over TCP does not wait for it.
             (Admitted::Consumed, Origin::Client(to)) if is_answered => {
                 let awaited = Awaited { to, number: arrival.number, expects: arrival.expects };
-                self.settle(turn, service, &awaited, Err(DropReason::FunctionDrop));
+                self.settle(turn, services, service, &awaited, Err(DropReason::FunctionDrop));
             }
             _ => {}
         }
-        batch.end(turn, schedule, Kind::Peer);
+        batch.end(services, schedule, Kind::Peer);
         admitted
     }
 
@@ -243,8 +256,13 @@ impl Peers {
     }
 
     /// Tells the worker that received a request that it was lost, if its client waits for a reply.
-    fn report_loss<N: Nic>(turn: &mut Turn<N>, envelope: &Envelope, reason: DropReason) {
-        let share = &turn.services[usize::from(envelope.service)];
+    fn report_loss<N: Nic>(
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        envelope: &Envelope,
+        reason: DropReason,
+    ) {
+        let share = &services[usize::from(envelope.service)];
         let Origin::Client(to) = envelope.origin else { return };
         if share.is_answered(envelope.expects) {
             let envelope = Envelope { mqueue: ANY, ..*envelope };
@@ -254,8 +272,13 @@ impl Peers {
 
     /// Where a request without credit waits: that of a client with a key stays at the head of its ring, until its
     /// time is over.
-    fn waits<N: Nic>(turn: &Turn<N>, service: usize, arrival: &Arrival) -> Waits {
-        let share = &turn.services[service];
+    fn waits<N: Nic>(
+        turn: &Turn<N>,
+        services: &Services,
+        service: usize,
+        arrival: &Arrival,
+    ) -> Waits {
+        let share = &services[service];
         let waited_ns = turn.now_ns.saturating_sub(arrival.received_ns);
         if share.is_expired() {
             Waits::TooLong(DropReason::DrainTimeout)
@@ -270,7 +293,7 @@ impl Peers {
     }
 
     /// The end of a drain: drops handed-over requests that were not taken.
-    pub(crate) fn discard<N: Nic>(&mut self, turn: &mut Turn<N>) {
+    pub(crate) fn discard<N: Nic>(&mut self, turn: &mut Turn<N>, services: &mut Services) {
         for link in self.links.iter_mut().flatten().flatten() {
             for (ring, replies) in [(&mut link.replies, true), (&mut link.requests, false)] {
                 while let Ok(Some(header)) = ring.peek() {
@@ -280,7 +303,7 @@ impl Peers {
                     let envelope = bytes[..ENVELOPE_BYTES].try_into().expect("its length");
                     let service = usize::from(Envelope::decode(envelope).service);
                     ring.advance();
-                    let share = &turn.services[service];
+                    let share = &services[service];
                     match (replies, header.kind) {
                         (true, abi::kind::DROP) => continue,
                         (true, _) => share.counters.replies_handed_in.one(),
@@ -299,7 +322,13 @@ impl Peers {
 
 impl<N: Nic> Endpoint<N> for Peers {
     /// Takes all handed-over requests that find credit; in each round another worker is the first.
-    fn receive(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
+    fn receive(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
+        schedule: &mut Schedule,
+    ) {
         if self.present == 0 {
             return;
         }
@@ -309,7 +338,7 @@ impl<N: Nic> Endpoint<N> for Peers {
             for service in 0..self.links[worker].len() {
                 let Some(link) = &self.links[worker][service] else { continue };
                 if link.requests.hinted() && schedule.allows(service as u16, Kind::Peer) {
-                    self.take_requests(turn, schedule, worker, service);
+                    self.take_requests(turn, services, servers, schedule, worker, service);
                 }
             }
         }
@@ -317,18 +346,18 @@ impl<N: Nic> Endpoint<N> for Peers {
 
     /// Replies for clients of other workers go back to them.
     #[inline(never)]
-    fn deliver(&mut self, turn: &mut Turn<N>, run: &mut Run) -> Next {
-        let request = *turn.services[run.service].sessions.found(run.token());
+    fn deliver(&mut self, turn: &mut Turn<N>, services: &mut Services, run: &mut Run) -> Next {
+        let request = *services[run.service].sessions.found(run.token());
         let Origin::Client(to) = request.origin else { return Next::Reply };
         let awaited = Awaited { to, number: request.number, expects: request.expects };
         let envelope = Envelope::of_client(run.service, &awaited);
         let mut scratch = std::mem::take(&mut turn.scratch);
-        let handed = match run.copy_out(&turn.services[run.service], &mut scratch) {
+        let handed = match run.copy_out(&services[run.service], &mut scratch) {
             Some(payload) => turn.outbound.reply(to.worker, &envelope, Ok(payload)),
             None => Err(LoanError::Full),
         };
         turn.scratch = scratch;
-        let share = &mut turn.services[run.service];
+        let share = &mut services[run.service];
         match handed {
             Ok(()) => {
                 share.end_request(run.token(), &request, true);
@@ -341,13 +370,14 @@ impl<N: Nic> Endpoint<N> for Peers {
                 turn.outbound.report_loss(to.worker, envelope, DropReason::ReplyTooLong);
             }
         }
-        run.advance(&mut turn.services[run.service]);
-        run.next_after_others(turn)
+        run.advance(&mut services[run.service]);
+        run.next_after_others(turn, services)
     }
 
     fn settle(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
         service: usize,
         request: &Awaited,
         outcome: Result<&[u8], DropReason>,
@@ -358,7 +388,7 @@ impl<N: Nic> Endpoint<N> for Peers {
             Ok(payload) => payload,
             Err(reason) => return turn.outbound.report_loss(worker, envelope, reason),
         };
-        let share = &turn.services[service];
+        let share = &services[service];
         match turn.outbound.reply(worker, &envelope, Ok(payload)) {
             Ok(()) => share.counters.replies_handed_out.one(),
             Err(error) => {
@@ -372,22 +402,8 @@ impl<N: Nic> Endpoint<N> for Peers {
         }
     }
 
-    fn flush(&mut self, turn: &mut Turn<N>, _: bool) {
+    fn flush(&mut self, turn: &mut Turn<N>, _: &mut Services, _: &mut impl Servers<N>, _: bool) {
         let Turn { outbound, shared, .. } = turn;
         outbound.publish(|worker| shared.wake(worker));
-    }
-
-    /// Handed-over requests were accepted, and are served.
-    fn pause(&mut self, _: &mut Turn<N>, _: u16, _: bool) {}
-
-    fn leave(&mut self, _: &mut Turn<N>, _: Option<u16>) {}
-
-    /// The content of a ring between two workers is counted on neither.
-    fn outstanding(&self, _: u16) -> u64 {
-        0
-    }
-
-    fn wake_at(&self, _: u64) -> u64 {
-        u64::MAX
     }
 }

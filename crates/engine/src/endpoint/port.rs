@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 
 use wire::nic::{Nic, PortIndex, Transport};
 
-use crate::turn::Turn;
+use crate::base::turn::Turn;
+use crate::service::services::Services;
 
 /// The service of a vacant port.
 const NO_SERVICE: u16 = u16::MAX;
@@ -79,8 +80,13 @@ impl Port {
     }
 
     /// The port is read from now on, unless its service is paused.
-    pub(crate) fn switch_on<N: Nic>(&mut self, turn: &mut Turn<N>, index: usize) {
-        let share = turn.services.get(usize::from(self.service));
+    pub(crate) fn switch_on<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        index: usize,
+    ) {
+        let share = services.get(usize::from(self.service));
         if self.paused && share.is_some_and(|share| !share.is_paused()) {
             self.pause(turn, index, false);
         }

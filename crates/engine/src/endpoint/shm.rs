@@ -24,25 +24,23 @@
 //! region (edge PARK), and clients then wake it through the network's readiness call.
 
 mod arrivals;
+mod requests;
 
 use mqueue::abi::{SlotHeader, kind, stop};
 use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer, RingError, Words};
 use wire::DropReason;
-use wire::admission::key_hash;
-use wire::framing::Expects;
 use wire::nic::Nic;
 use wire::session::{BUNDLE_MAX, EndpointKind, Origin, ReplyTo};
 
-use crate::admit::{Admitted, Batch, Waits};
-use crate::base::arrival::{Arrival, Awaited, RETRY_BYTES, RETRY_NS, Shown};
+use crate::admit::servers::Servers;
+use crate::base::arrival::Awaited;
+use crate::base::turn::Turn;
+use crate::depart::run::{Next, Run};
 use crate::endpoint::Endpoint;
-use crate::endpoint::run::{Next, Run};
 use crate::schedule::{Kind, Schedule};
-use crate::service::bundle::messages::Slots;
-use crate::service::bundle::table::{Completion, NoBundle};
-use crate::service::chain::{Hooks, NoHooks};
+use crate::service::bundle::table::Completion;
+use crate::service::services::Services;
 use crate::service::share::ServiceShare;
-use crate::turn::Turn;
 
 /// Requests taken from one client in a turn, one by one, and if they can go as bundles.
 const BUDGET: u32 = 64;
@@ -344,11 +342,19 @@ enum Stop {
 }
 
 impl ShmClients {
-    fn visit<N: Nic>(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule, index: u32) {
+    fn visit<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
+        schedule: &mut Schedule,
+        index: u32,
+    ) {
         let Entry { generation, active } = &mut self.entries[index as usize];
         let Some(active) = active.as_deref_mut() else { return };
         let key = (index, *generation);
-        let (taken, stop) = active.take_requests(turn, schedule, key, &mut self.dirty);
+        let (taken, stop) =
+            active.take_requests(turn, services, servers, schedule, key, &mut self.dirty);
         if taken > 0 {
             active.client.requests.release();
             turn.busy();
@@ -357,24 +363,24 @@ impl ShmClients {
     }
 
     #[cold]
-    fn close_corrupt<N: Nic>(&mut self, turn: &mut Turn<N>) {
+    fn close_corrupt<N: Nic>(&mut self, turn: &mut Turn<N>, services: &mut Services) {
         for index in 0..self.entries.len() as u32 {
             let Some(active) = self.at(index).filter(|s| s.broken) else { continue };
             let (id, service) = (active.client.id, active.client.service as usize);
             tracing::warn!(client = id, service, "a shared-memory client broke its rings: closed");
-            turn.services[service].count_lost(DropReason::BadFraming, 1);
-            self.close(turn, index);
+            services[service].count_lost(DropReason::BadFraming, 1);
+            self.close(turn, services, index);
         }
     }
 
     /// Closes a client of a removed port: every request in its ring gets an outcome, as far as there is room.
-    fn drain<N: Nic>(&mut self, turn: &mut Turn<N>, index: u32) {
+    fn drain<N: Nic>(&mut self, turn: &mut Turn<N>, services: &mut Services, index: u32) {
         let Self { entries, dirty, .. } = self;
         if let Some(active) = entries[index as usize].active.as_deref_mut() {
             let mut refused = 0;
             while refused < active.client.depth && !active.broken {
                 let service = active.client.service as usize;
-                let (taken, stop) = active.refuse_requests(turn, service, index, dirty);
+                let (taken, stop) = active.refuse_requests(services, service, index, dirty);
                 active.client.requests.release();
                 if taken == 0 || matches!(stop, Stop::Broken) {
                     break;
@@ -382,252 +388,30 @@ impl ShmClients {
                 refused += taken;
             }
         }
-        self.close(turn, index);
+        self.close(turn, services, index);
     }
 
     /// Closes the clients of a leaving service once every request of theirs has its outcome.
-    pub(crate) fn close_leaving<N: Nic>(&mut self, turn: &mut Turn<N>, service: u16) {
+    pub(crate) fn close_leaving<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        service: u16,
+    ) {
         for index in 0..self.entries.len() as u32 {
             let done = |s: &&mut ActiveClient| s.client.service == service && s.outstanding == 0;
             if self.at(index).as_ref().is_some_and(done) {
-                self.drain(turn, index);
+                self.drain(turn, services, index);
             }
         }
     }
 
     /// Shutdown: every client has its outcomes in its ring, and its connection is closed.
-    pub(crate) fn close_all<N: Nic>(&mut self, turn: &mut Turn<N>) {
+    pub(crate) fn close_all<N: Nic>(&mut self, turn: &mut Turn<N>, services: &mut Services) {
         for index in 0..self.entries.len() as u32 {
             if self.entries[index as usize].active.is_some() {
-                self.drain(turn, index);
+                self.drain(turn, services, index);
             }
-        }
-    }
-}
-
-impl ActiveClient {
-    /// Takes up to a budget of a client's requests. `dirty` lists clients with unpublished replies.
-    fn take_requests<N: Nic>(
-        &mut self,
-        turn: &mut Turn<N>,
-        schedule: &mut Schedule,
-        (index, generation): (u32, u32),
-        dirty: &mut Vec<u32>,
-    ) -> (u32, Stop) {
-        if turn.now_ns < self.retry_ns {
-            return (0, Stop::Enough);
-        }
-        let service = self.client.service as usize;
-        let share = &mut turn.services[service];
-        if turn.draining || share.leaving.is_some() {
-            return self.refuse_requests(turn, service, index, dirty);
-        }
-        if share.is_paused() {
-            return (0, Stop::Enough);
-        }
-        match share.chain.take() {
-            None => self.admit_requests(turn, schedule, (index, generation), dirty, NoHooks),
-            Some(chain) => self.admit_requests(turn, schedule, (index, generation), dirty, chain),
-        }
-    }
-
-    fn admit_requests<N: Nic, H: Hooks>(
-        &mut self,
-        turn: &mut Turn<N>,
-        schedule: &mut Schedule,
-        (index, generation): (u32, u32),
-        dirty: &mut Vec<u32>,
-        hooks: H,
-    ) -> (u32, Stop) {
-        let service = self.client.service as usize;
-        let share = &mut turn.services[service];
-        let bundles = !H::ATTACHED && share.has_bundles();
-        let budget = if bundles { BUDGET_BUNDLES } else { BUDGET };
-        let budget = budget.min(schedule.batch_messages());
-        let Ok(room) = self.room(budget) else {
-            share.chain = hooks.into_chain();
-            return (0, Stop::Broken);
-        };
-        self.no_room = room == 0;
-        let waiting = self.client.requests.hint().min(room.into());
-        let flow = match share.dispatcher.needs_flow() {
-            true => key_hash(&self.client.id.to_le_bytes()),
-            false => 0,
-        };
-        let to =
-            ReplyTo { endpoint: EndpointKind::Shm, worker: turn.index, key: index, generation };
-        let mut arrival = Arrival {
-            origin: Origin::Client(to),
-            number: 0,
-            expects: Expects::Reply,
-            received_ns: turn.now_ns,
-            flow,
-            target: None,
-        };
-        let has_bundles = share.begin_burst(waiting as usize, turn.now_ns) && bundles;
-        let from = if has_bundles { share.bundles_from() } else { usize::MAX };
-        // Up to here, no messages go as bundles.
-        let mut singles_until = if waiting >= from as u64 { 0 } else { u32::MAX };
-        let mut batch = Batch::of_clients(service, hooks);
-        let mut scratch = std::mem::take(&mut turn.scratch);
-        let mut taken = 0;
-        let mut stop = Stop::Enough;
-        if waiting > 1 && matches!(self.client.requests.peek(), Ok(Some(_))) {
-            // The other requests are prefetched while those before them are submitted.
-            for ahead in 1..waiting.min(AHEAD) {
-                self.client.requests.prefetch(ahead, SHORT_BYTES);
-            }
-        }
-        while taken < room && batch.bytes() < BUDGET_BYTES {
-            let header = match self.client.requests.peek() {
-                Ok(Some(header)) if header.kind == kind::MESSAGE => header,
-                Ok(None) => break,
-                Ok(Some(_)) | Err(_) => {
-                    stop = Stop::Broken;
-                    break;
-                }
-            };
-            arrival.number = header.tag;
-            if taken >= singles_until {
-                let bundle = (&header, from, room - taken);
-                match self.take_bundle(turn, &mut batch, &arrival, bundle) {
-                    Ok(count) => {
-                        taken += count;
-                        continue;
-                    }
-                    Err(singles) => singles_until = taken.saturating_add(singles),
-                }
-            }
-            self.client.requests.prefetch(AHEAD, header.len.into());
-            // A ring's longest message is that of the service, and the scratch space is at least as large.
-            let ring = &self.client.requests;
-            let mut message = Shown { ring, header, scratch: &mut scratch, copied: false };
-            let admitted = batch.admit(turn, &arrival, &mut message, Waits::InPlace);
-            if admitted == Admitted::Held {
-                if header.len > RETRY_BYTES {
-                    self.retry_ns = turn.now_ns + RETRY_NS;
-                }
-                break;
-            }
-            self.client.requests.advance();
-            taken += 1;
-            if self.answers {
-                self.outstanding += 1;
-            }
-            if let Some(reason) = admitted.loss() {
-                self.report_loss(index, header.tag, reason, dirty);
-            }
-            if H::ATTACHED && admitted == Admitted::Answered {
-                self.answer(&turn.services[service], (index, header.tag), batch.reply(), dirty);
-            }
-        }
-        turn.scratch = scratch;
-        batch.end(turn, schedule, Kind::Shm);
-        (taken, stop)
-    }
-
-    /// Takes messages from the one with this header on as one bundle, if at least `from` are alike, and `most` at most. Returns how many; `Err`: this
-    /// many have to go as single messages.
-    #[inline(never)]
-    fn take_bundle<N: Nic, H: Hooks>(
-        &mut self,
-        turn: &mut Turn<N>,
-        batch: &mut Batch<H>,
-        arrival: &Arrival,
-        (header, from, most): (&SlotHeader, usize, u32),
-    ) -> Result<u32, u32> {
-        // Those behind it are looked at for the next one.
-        let run = turn.services[self.client.service as usize].dispatcher.bundle_run();
-        if (run as usize) < from {
-            return Err(u32::MAX);
-        }
-        let Self { client: ShmClient { requests: ring, .. }, tags, .. } = self;
-        // A head that is impossible is found again where it matters.
-        let most = BUNDLE_MAX.min(run).min(most) as usize;
-        let alike = ring.peek_alike(header, &mut tags[..most]).unwrap_or(1);
-        if (alike as usize) < from || header.len == 0 {
-            return Err(alike);
-        }
-        let messages = Slots { ring, len: header.len, tags: &tags[..alike as usize] };
-        let count = batch.admit_bundle(turn, arrival, &messages).map_err(|why| match why {
-            NoBundle::SingleFirst => 1,
-            NoBundle::Singles => alike,
-        })? as u32;
-        self.client.requests.advance_by(count);
-        // Each is answered.
-        self.outstanding += count;
-        Ok(count)
-    }
-
-    /// The service or the client's port is removed, so the requests in the client's ring end as `draining`, as far as
-    /// there is room for the outcomes. The rest stays in the ring: the client can tell that it was not taken.
-    #[cold]
-    fn refuse_requests<N: Nic>(
-        &mut self,
-        turn: &mut Turn<N>,
-        service: usize,
-        index: u32,
-        dirty: &mut Vec<u32>,
-    ) -> (u32, Stop) {
-        let Ok(room) = self.room(BUDGET) else { return (0, Stop::Broken) };
-        self.no_room = room == 0;
-        let share = &turn.services[service];
-        let mut taken = 0;
-        while taken < room && !self.broken && !mutants::on("leave_requests_in_ring") {
-            let header = match self.client.requests.peek() {
-                Ok(Some(header)) if header.kind == kind::MESSAGE => header,
-                Ok(None) => break,
-                Ok(Some(_)) | Err(_) => return (taken, Stop::Broken),
-            };
-            self.client.requests.advance();
-            taken += 1;
-            self.outstanding += u32::from(self.answers);
-            share.count_received(1);
-            share.count_received_bytes(header.len.into());
-            share.count_lost(DropReason::Draining, 1);
-            self.report_loss(index, header.tag, DropReason::Draining, dirty);
-        }
-        (taken, Stop::Enough)
-    }
-
-    /// The outcome of a request that the service's chain has answered.
-    #[cold]
-    fn answer(
-        &mut self,
-        share: &ServiceShare,
-        (index, tag): (u32, u64),
-        reply: &[u8],
-        dirty: &mut Vec<u32>,
-    ) {
-        if !self.answers {
-            return share.count_consumed(1);
-        }
-        let head = Head { token: 0, tag, kind: kind::MESSAGE, status: 0 };
-        if self.client.replies.push(head, reply).is_err() {
-            // There is a slot, so it is too long, or the client corrupted its ring.
-            share.count_lost(DropReason::ReplyTooLong, 1);
-            return self.report_loss(index, tag, DropReason::ReplyTooLong, dirty);
-        }
-        self.outstanding -= 1;
-        share.count_replied(1);
-        share.count_replied_bytes(reply.len() as u64);
-        if !std::mem::replace(&mut self.dirty, true) {
-            dirty.push(index);
-        }
-    }
-
-    /// The outcome of a request that was not accepted by an mqueue.
-    #[cold]
-    fn report_loss(&mut self, index: u32, tag: u64, why: DropReason, dirty: &mut Vec<u32>) {
-        if !self.answers {
-            return;
-        }
-        self.outstanding -= 1;
-        let head = Head { token: 0, tag, kind: kind::DROP, status: why.code() };
-        // There is a slot, and a drop needs no more than that.
-        self.broken |= self.client.replies.push(head, &[]).is_err();
-        if !std::mem::replace(&mut self.dirty, true) {
-            dirty.push(index);
         }
     }
 }
@@ -635,7 +419,13 @@ impl ActiveClient {
 impl<N: Nic> Endpoint<N> for ShmClients {
     /// Takes a budget of requests from every client with requests; in each round another client is the first.
     #[inline]
-    fn receive(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
+    fn receive(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
+        schedule: &mut Schedule,
+    ) {
         if self.is_empty() {
             return;
         }
@@ -648,21 +438,21 @@ impl<N: Nic> Endpoint<N> for ShmClients {
                 && !active.broken
                 && schedule.allows(active.client.service, Kind::Shm)
             {
-                self.visit(turn, schedule, index);
+                self.visit(turn, services, servers, schedule, index);
             }
             broken |= self.at(index).is_some_and(|s| s.broken);
         }
         if broken {
-            self.close_corrupt(turn);
+            self.close_corrupt(turn, services);
         }
     }
 
     // Always inline: most replies take this path.
     #[inline(always)]
-    fn deliver(&mut self, turn: &mut Turn<N>, run: &mut Run) -> Next {
+    fn deliver(&mut self, turn: &mut Turn<N>, services: &mut Services, run: &mut Run) -> Next {
         loop {
             let token = run.token();
-            let share = &mut turn.services[run.service];
+            let share = &mut services[run.service];
             let request = share.sessions.found(token);
             let Origin::Client(to) = &request.origin else { return Next::Reply };
             if to.endpoint != EndpointKind::Shm || to.worker != turn.index {
@@ -673,11 +463,11 @@ impl<N: Nic> Endpoint<N> for ShmClients {
                 share.end_answered(token, run.mqueue);
                 share.count_replied(1);
                 share.count_replied_bytes(run.header.len.into());
-            } else if !self.deliver_copy(turn, run) {
-                return run.block(&mut turn.services[run.service]);
+            } else if !self.deliver_copy(turn, services, run) {
+                return run.block(&mut services[run.service]);
             }
-            run.advance(&mut turn.services[run.service]);
-            match run.next(turn) {
+            run.advance(&mut services[run.service]);
+            match run.next(turn, services) {
                 Next::Reply => {}
                 next => return next,
             }
@@ -686,59 +476,62 @@ impl<N: Nic> Endpoint<N> for ShmClients {
 
     fn settle(
         &mut self,
-        turn: &mut Turn<N>,
+        _: &mut Turn<N>,
+        services: &mut Services,
         service: usize,
         request: &Awaited,
         outcome: Result<&[u8], DropReason>,
     ) {
         let ReplyTo { key, generation, .. } = request.to;
         let written = self.reply(key, generation, request.number, outcome);
-        let share = &turn.services[service];
-        match (written, outcome) {
+        let share = &services[service];
+        let is_overwritten = match (written, outcome) {
             (Ok(Ok(())), Ok(payload)) => {
                 share.count_replied(1);
                 share.count_replied_bytes(payload.len() as u64);
+                false
             }
-            (Err(Gone), Ok(_)) => share.count_lost(DropReason::ClientGone, 1),
+            (Err(Gone), Ok(_)) => {
+                share.count_lost(DropReason::ClientGone, 1);
+                false
+            }
             (Ok(Err(error)), Ok(_)) => {
                 let reason = match error {
                     LoanError::TooLong => DropReason::ReplyTooLong,
                     _ => DropReason::ReplyMemory,
                 };
                 share.count_lost(reason, 1);
-                self.settle(turn, service, request, Err(reason));
+                matches!(self.reply(key, generation, request.number, Err(reason)), Ok(Err(_)))
             }
-            // There was a slot for the outcome and a loss needs no more than that: the client overwrote it.
-            (Ok(Err(_)), Err(_)) => {
-                if let Some(active) = self.at(key) {
-                    active.broken = true;
-                }
-            }
-            (Ok(Ok(())) | Err(Gone), Err(_)) => {}
+            // There was a slot for the outcome and a loss needs no more than that.
+            (Ok(Err(_)), Err(_)) => true,
+            (Ok(Ok(())) | Err(Gone), Err(_)) => false,
+        };
+        if is_overwritten && let Some(active) = self.at(key) {
+            // By the client.
+            active.broken = true;
         }
     }
 
     /// Publishes the turn's replies to the clients.
-    fn flush(&mut self, _: &mut Turn<N>, _: bool) {
+    fn flush(&mut self, _: &mut Turn<N>, _: &mut Services, _: &mut impl Servers<N>, _: bool) {
         self.publish();
     }
 
-    /// The clients of a paused service are skipped.
-    fn pause(&mut self, _: &mut Turn<N>, _: u16, _: bool) {}
-
     /// Marks the clients: nothing more is read from them.
-    fn leave(&mut self, _: &mut Turn<N>, service: Option<u16>) {
+    fn leave(
+        &mut self,
+        _: &mut Turn<N>,
+        _: &mut Services,
+        _: &mut impl Servers<N>,
+        service: Option<u16>,
+    ) {
         for active in self.active().filter(|s| service.is_none_or(|of| s.client.service == of)) {
             active.client.words.set_stop(stop::DRAIN);
         }
     }
 
-    /// Replies are sent when they are written.
-    fn outstanding(&self, _: u16) -> u64 {
-        0
-    }
-
-    fn wake_at(&self, now_ns: u64) -> u64 {
+    fn wake_at(&self, now_ns: u64, _: &Services) -> u64 {
         if self.waits_for_room() { now_ns + ROOM_NS } else { u64::MAX }
     }
 }
@@ -747,16 +540,21 @@ impl ShmClients {
     /// Delivers a reply that cannot be copied from ring to ring, or whose client is gone. False: it has not arrived
     /// completely.
     #[inline(never)]
-    fn deliver_copy<N: Nic>(&mut self, turn: &mut Turn<N>, run: &Run) -> bool {
+    fn deliver_copy<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        run: &Run,
+    ) -> bool {
         let mut scratch = std::mem::take(&mut turn.scratch);
-        let share = &mut turn.services[run.service];
+        let share = &mut services[run.service];
         let payload = run.copy_out(share, &mut scratch);
         if let Some(payload) = payload {
             let request = *share.sessions.found(run.token());
             share.end_request(run.token(), &request, true);
             if let Origin::Client(to) = request.origin {
                 let awaited = Awaited { to, number: request.number, expects: request.expects };
-                self.settle(turn, run.service, &awaited, Ok(payload));
+                self.settle(turn, services, run.service, &awaited, Ok(payload));
             }
         }
         let arrived = payload.is_some();

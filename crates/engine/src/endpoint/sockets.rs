@@ -36,15 +36,24 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use mqueue::MappedMemory;
-use sockets::{BlockSockets, Books, Direction, State};
-use wire::nic::{PortIndex, StreamKey};
+use mqueue::Role;
+use sockets::{BlockSockets, Books, Direction, End, State};
+use wire::DropReason;
+use wire::nic::{Close, Event, Nic, PortIndex, StreamKey};
 
 use self::drain::{Departure, Spoke};
-use self::lend::Loans;
-use crate::base::keys::SlotId;
+pub(crate) use self::lend::{LoanState, Unread};
+use self::lend::{Loans, Noted};
+use crate::admit::servers::Servers;
+use crate::base::keys::{SlotId, StreamOwner};
 use crate::base::metrics::ServiceCounters;
-use crate::base::topology::{Service, SocketAt, SocketSpec};
-use crate::service::ends::SocketEnds;
+use crate::base::topology::{POLL_NS, Service, SocketAt, SocketSpec};
+use crate::base::turn::Turn;
+use crate::endpoint::clients::Clients;
+use crate::endpoint::{Endpoint, PerService, replace};
+use crate::schedule::Schedule;
+use crate::service::ends::{OtherEnds, SocketEnds};
+use crate::service::services::Services;
 
 /// Key before the service is installed, which issues the keys.
 const NO_KEY: StreamKey = StreamKey::MAX;
@@ -76,6 +85,8 @@ pub(crate) struct Connection {
     idle_ns: u64,
     /// Transfers that write to it, and that will.
     loans: Loans,
+    /// What its block had written when the worker looked last.
+    noted: Option<Noted>,
     /// A Unix socket, which has no reset.
     is_local: bool,
     /// The peer has connected, not the block.
@@ -95,6 +106,8 @@ pub(crate) struct BlockShare {
     listed: bool,
     /// The block does not run, or broke its rings.
     dead: bool,
+    /// Commands for transfers to its connections.
+    unread: Unread,
 }
 
 impl BlockShare {
@@ -103,7 +116,15 @@ impl BlockShare {
         let connections = streams.iter().map(|_| Connection::new(NO_KEY)).collect();
         let sockets = BlockSockets::new(mqueue.rx, mqueue.tx, streams, count);
         let region_mqueue = mqueue.mqueue;
-        Self { region_mqueue, sockets, connections, rx_pending: false, listed: false, dead: false }
+        Self {
+            region_mqueue,
+            sockets,
+            connections,
+            rx_pending: false,
+            listed: false,
+            dead: false,
+            unread: Unread::None,
+        }
     }
 
     /// Messages were published to the block.
@@ -129,6 +150,7 @@ impl Connection {
             active_ns: 0,
             idle_ns: u64::MAX,
             loans: Loans::default(),
+            noted: None,
             is_local: false,
             is_accepted: false,
             spoke: Spoke::None,
@@ -186,19 +208,19 @@ impl Sockets {
     /// Of a service that has sockets, with the ends of its blocks.
     pub(crate) fn new(
         service: &Service,
-        ends: Vec<SocketEnds>,
-        counters: Arc<ServiceCounters>,
+        ends: &mut [OtherEnds],
+        counters: &Arc<ServiceCounters>,
     ) -> Option<Box<Self>> {
         if service.sockets.is_empty() {
             return None;
         }
         let specs: Box<[SocketSpec]> = service.sockets.clone().into();
-        let blocks: Vec<_> =
-            ends.into_iter().map(|ends| BlockShare::new(ends, specs.len())).collect();
+        let ends = ends.iter_mut().filter_map(|ends| ends.sockets.take());
+        let blocks: Vec<_> = ends.map(|ends| BlockShare::new(ends, specs.len())).collect();
         Some(Box::new(Self {
             waiting: vec![None; specs.len()],
             specs,
-            counters,
+            counters: counters.clone(),
             leasing: Vec::with_capacity(blocks.len()),
             rung: Vec::with_capacity(blocks.len()),
             owed: Vec::with_capacity(blocks.len()),
@@ -230,10 +252,12 @@ impl Sockets {
         !self.rung.is_empty()
     }
 
-    /// Takes the blocks that were sent messages: calls `ring` with the number of each.
-    pub(crate) fn ring(&mut self, mut ring: impl FnMut(u32, u32)) {
+    /// Publishes what blocks were sent: calls `ring` with the number and the mqueue of each.
+    fn publish(&mut self, mut ring: impl FnMut(u32, u32)) {
         for number in self.rung.drain(..) {
-            ring(number, self.blocks[number as usize].region_mqueue);
+            let block = &mut self.blocks[number as usize];
+            block.publish();
+            ring(number, block.region_mqueue);
         }
     }
 
@@ -347,22 +371,20 @@ impl Sockets {
     }
 }
 
-/// What the sockets of all services of a worker share.
+/// Slots and ports of all services with something to do.
 #[derive(Default)]
-pub(crate) struct SocketLists {
+struct Lists {
     to_read: Vec<SlotId>,
     to_write: Vec<SlotId>,
     /// Memory for the next lists.
     spare: Vec<SlotId>,
     /// Ports where connections may wait for which a block has asked now.
     ports: Vec<PortIndex>,
-    is_used: bool,
 }
 
-impl SocketLists {
+impl Lists {
     /// A service with this many slots comes.
-    pub(crate) fn reserve(&mut self, slots: usize) {
-        self.is_used = true;
+    fn reserve(&mut self, slots: usize) {
         // Each slot is listed once at most.
         for list in [&mut self.to_read, &mut self.to_write, &mut self.spare] {
             list.reserve(slots + list.capacity().saturating_sub(list.len()));
@@ -370,20 +392,203 @@ impl SocketLists {
         self.ports.reserve(64);
     }
 
-    /// Whether there are sockets: the one thing that a worker without them asks in a turn.
-    #[inline]
-    pub(crate) fn is_used(&self) -> bool {
-        self.is_used
-    }
-
     /// Whether a connection may be read or written.
-    #[inline]
-    pub(crate) fn is_ready(&self) -> bool {
+    fn is_ready(&self) -> bool {
         !self.to_read.is_empty() || !self.to_write.is_empty() || !self.ports.is_empty()
     }
+}
 
-    /// Takes a port where connections may wait for which a block has asked now.
-    pub(crate) fn take_port(&mut self) -> Option<PortIndex> {
-        self.ports.pop()
+/// The sockets of all services of a worker.
+#[derive(Default)]
+pub(crate) struct KernelSockets {
+    /// Of services with sockets.
+    by_slot: Vec<Option<Box<Sockets>>>,
+    lists: Lists,
+}
+
+fn of(by_slot: &mut [Option<Box<Sockets>>], service: u16) -> Option<&mut Sockets> {
+    by_slot.get_mut(usize::from(service))?.as_deref_mut()
+}
+
+impl KernelSockets {
+    fn of(&mut self, service: u16) -> Option<&mut Sockets> {
+        of(&mut self.by_slot, service)
+    }
+
+    fn share(&self, service: u16) -> Option<&Sockets> {
+        self.by_slot.get(usize::from(service))?.as_deref()
+    }
+
+    /// The block of a slot.
+    fn block_of(&mut self, id: SlotId) -> Option<&mut BlockShare> {
+        self.of(id.service)?.blocks.get_mut(id.block as usize)
+    }
+
+    /// Bytes of the sockets of a service, to blocks and from them, see [`Sockets::bytes`].
+    pub(crate) fn bytes(&self, service: u16) -> [(Books, u64); 2] {
+        self.share(service).map_or_else(Default::default, Sockets::bytes)
+    }
+}
+
+impl<N: Nic> PerService<N> for KernelSockets {
+    type Part = Option<Box<Sockets>>;
+
+    fn place(&mut self, turn: &mut Turn<N>, service: u16, mut part: Self::Part) -> Self::Part {
+        if let Some(sockets) = &mut part {
+            for (block, slot, key) in sockets.keys_mut() {
+                let id = SlotId { service, slot, block };
+                *key = turn.stream_keys.issue(StreamOwner::Socket(id));
+            }
+            self.lists.reserve(sockets.slots());
+        }
+        replace(&mut self.by_slot, service, part)
+    }
+
+    fn remove(&mut self, turn: &mut Turn<N>, service: u16) -> Self::Part {
+        let mut part = replace(&mut self.by_slot, service, None);
+        for (.., key) in part.iter_mut().flat_map(|sockets| sockets.keys_mut()) {
+            turn.nic.close(*key, Close::Reset);
+            turn.stream_keys.free(*key);
+        }
+        part
+    }
+}
+
+impl<N: Nic> Servers<N> for KernelSockets {
+    fn accept(
+        &mut self,
+        turn: &mut Turn<N>,
+        _: &Services,
+        service: u16,
+        port: PortIndex,
+        socket: u16,
+    ) -> bool {
+        self.accept_sockets(turn, service, port, socket)
+    }
+}
+
+impl<N: Nic> Endpoint<N> for KernelSockets {
+    fn replace_rings(&mut self, service: usize, ends: &mut [OtherEnds]) {
+        let Some(sockets) = self.of(service as u16) else { return };
+        for OtherEnds { server, sockets: ends, .. } in ends {
+            if let Some(ends) = ends.take() {
+                sockets.replace_rings(*server, ends);
+            }
+        }
+    }
+
+    fn event(&mut self, turn: &mut Turn<N>, event: Event, owner: StreamOwner) {
+        if let StreamOwner::Socket(id) = owner {
+            self.socket_event(turn, event, id);
+        }
+    }
+
+    /// Reads connections, and publishes what blocks were sent.
+    fn before_drive(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        schedule: &mut Schedule,
+    ) {
+        if !self.lists.to_read.is_empty() {
+            self.receive_sockets(turn, schedule);
+        }
+        for (sockets, share) in self.by_slot.iter_mut().zip(&mut services[..]) {
+            if let Some(sockets) = sockets.as_deref_mut().filter(|sockets| sockets.has_rung()) {
+                sockets.publish(|block, region_mqueue| share.ring(block, region_mqueue));
+            }
+        }
+    }
+
+    fn take(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        service: usize,
+        (role, block): (Role, u32),
+    ) {
+        if role == Role::Sockets {
+            self.take_commands(turn, services, service, block);
+        }
+    }
+
+    /// Writes connections, and has listeners looked at for which a block has asked now.
+    fn exchange(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        schedule: &mut Schedule,
+        clients: &mut Clients,
+    ) {
+        if self.by_slot.is_empty() {
+            return;
+        }
+        self.send_sockets(turn, services, schedule);
+        while let Some(port) = self.lists.ports.pop() {
+            clients.tcp.set_ready(port);
+        }
+    }
+
+    fn leave(
+        &mut self,
+        _: &mut Turn<N>,
+        _: &mut Services,
+        _: &mut impl Servers<N>,
+        service: Option<u16>,
+    ) {
+        if let Some(sockets) = service.and_then(|service| self.of(service)) {
+            sockets.close();
+        }
+    }
+
+    fn expire(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        _: &mut Clients,
+        service: usize,
+    ) {
+        self.expire_sockets(turn, services, service as u16);
+    }
+
+    fn end_blocks(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: usize,
+        blocks: Range<u32>,
+        are_lost: bool,
+    ) {
+        let end = if are_lost { End::AcceleratorLost } else { End::BlockEnded };
+        self.end_sockets(turn, service as u16, blocks, end, true);
+    }
+
+    fn drop_requests(
+        &mut self,
+        turn: &mut Turn<N>,
+        _: &mut Services,
+        _: &mut Clients,
+        service: usize,
+        _: DropReason,
+    ) {
+        self.end_sockets(turn, service as u16, 0..u32::MAX, End::DrainTimeout, false);
+    }
+
+    fn release(&mut self, turn: &mut Turn<N>, service: u16) {
+        self.release_sockets(turn, service);
+    }
+
+    fn wake_at(&self, now_ns: u64, services: &Services) -> u64 {
+        if self.lists.is_ready() {
+            return 0;
+        }
+        let of = self.by_slot.iter().zip(&services[..]).filter_map(|(sockets, share)| {
+            let sockets = sockets.as_deref()?;
+            Some(sockets.wake_at(now_ns, POLL_NS, share.runs_off_thread()))
+        });
+        of.min().unwrap_or(u64::MAX)
+    }
+
+    fn is_connected(&self, service: u16, blocks: &Range<u32>) -> bool {
+        self.share(service).is_some_and(|sockets| sockets.has_connections_of(blocks))
     }
 }

@@ -22,14 +22,16 @@ use wire::session::{EndpointKind, Origin, ReplyTo};
 
 use self::connection::{Connections, Pool, Reading};
 use self::terms::Terms;
+use crate::admit::servers::Servers;
 use crate::base::arrival::Awaited;
 use crate::base::topology::Limits;
+use crate::base::turn::Turn;
+use crate::depart::run::{Next, Run};
 use crate::endpoint::Endpoint;
 use crate::endpoint::held::{Held, Waiter};
 use crate::endpoint::port::Port;
-use crate::endpoint::run::{Next, Run};
 use crate::schedule::Schedule;
-use crate::turn::Turn;
+use crate::service::services::Services;
 
 /// Housekeeping checks one of this many parts of the connections at a time for time-outs: a busy worker, which does so
 /// every millisecond, finds one within 64 ms, a sleeping one within 64 times [`SLEEP_NS_MAX`], 1.6 s. The documentation
@@ -174,18 +176,25 @@ impl TcpConnections {
     pub(crate) fn close_all<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         service: u16,
         reason: DropReason,
     ) {
         for key in 0..self.table.len() as StreamKey {
             if self.table.at(key).is_some_and(|connection| connection.service == service) {
-                self.end_connection(turn, key, Close::Graceful, reason);
+                self.end_connection(turn, services, servers, key, Close::Graceful, reason);
             }
         }
     }
 
     /// Once a millisecond: checks a part of the connections for clients that are idle or do not read.
-    pub(crate) fn sweep<N: Nic>(&mut self, turn: &mut Turn<N>) {
+    pub(crate) fn sweep<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
+    ) {
         let TcpLimits { idle_ns, slow_client_ns, .. } = self.limits;
         for _ in 0..self.table.len().div_ceil(SWEEP_PARTS) {
             if self.sweep_at >= self.table.len() {
@@ -194,7 +203,7 @@ impl TcpConnections {
             let key = self.sweep_at as StreamKey;
             self.sweep_at += 1;
             let Some(connection) = self.table.at(key) else { continue };
-            let share = &turn.services[usize::from(connection.service)];
+            let share = &services[usize::from(connection.service)];
             let blocked_ns = connection.blocked_since_ns;
             let is_slow =
                 blocked_ns != 0 && turn.now_ns.saturating_sub(blocked_ns) > slow_client_ns;
@@ -202,14 +211,21 @@ impl TcpConnections {
             let terms = &self.terms[usize::from(connection.service)];
             let idle_ns = terms.idle_ns.unwrap_or(idle_ns);
             if is_slow {
-                self.end_connection(turn, key, Close::Reset, DropReason::SlowClient);
+                self.end_connection(
+                    turn,
+                    services,
+                    servers,
+                    key,
+                    Close::Reset,
+                    DropReason::SlowClient,
+                );
             } else if silent_ns > idle_ns
                 && connection.unsettled() == 0
                 && connection.reading != Reading::Stalled
                 && !share.is_paused()
             {
                 share.count_lost(DropReason::IdleTimeout, 1);
-                self.close_connection(turn, key, Close::Graceful);
+                self.close_connection(turn, services, servers, key, Close::Graceful);
             }
         }
     }
@@ -218,39 +234,45 @@ impl TcpConnections {
 impl<N: Nic> Endpoint<N> for TcpConnections {
     /// New connections, and one read from every connection that may have data.
     #[inline]
-    fn receive(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
+    fn receive(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
+        schedule: &mut Schedule,
+    ) {
         if self.is_accepting {
-            self.accept(turn, schedule.round());
+            self.accept(turn, services, servers, schedule.round());
         }
         if !self.to_read.is_empty() || !self.held.is_empty() {
-            self.read_connections(turn, schedule);
+            self.read_connections(turn, services, servers, schedule);
         }
     }
 
     #[inline(never)]
-    fn deliver(&mut self, turn: &mut Turn<N>, run: &mut Run) -> Next {
+    fn deliver(&mut self, turn: &mut Turn<N>, services: &mut Services, run: &mut Run) -> Next {
         loop {
-            let request = *turn.services[run.service].sessions.found(run.token());
+            let request = *services[run.service].sessions.found(run.token());
             let Origin::Client(to) = request.origin else { return Next::Reply };
             if (to.endpoint, to.worker) != (EndpointKind::Tcp, turn.index) {
                 return Next::Reply;
             }
             let mut scratch = std::mem::take(&mut turn.scratch);
-            let share = &mut turn.services[run.service];
+            let share = &mut services[run.service];
             let payload = run.copy_out(share, &mut scratch);
             if let Some(payload) = payload {
                 share.end_request(run.token(), &request, true);
                 let awaited = Awaited { to, number: request.number, expects: request.expects };
-                self.settle(turn, run.service, &awaited, Ok(payload));
+                self.settle(turn, services, run.service, &awaited, Ok(payload));
             }
             let arrived = payload.is_some();
             turn.scratch = scratch;
-            let share = &mut turn.services[run.service];
+            let share = &mut services[run.service];
             if !arrived {
                 return run.block(share);
             }
             run.advance(share);
-            match run.next_after_others(turn) {
+            match run.next_after_others(turn, services) {
                 Next::Reply => {}
                 next => return next,
             }
@@ -259,26 +281,33 @@ impl<N: Nic> Endpoint<N> for TcpConnections {
 
     fn settle(
         &mut self,
-        turn: &mut Turn<N>,
+        _: &mut Turn<N>,
+        services: &mut Services,
         service: usize,
         request: &Awaited,
         outcome: Result<&[u8], DropReason>,
     ) {
         match outcome {
-            Ok(payload) => self.deliver_payload(turn, service, request, payload),
-            Err(reason) => self.deliver_loss(turn, service, request, reason),
+            Ok(payload) => self.deliver_payload(services, service, request, payload),
+            Err(reason) => self.deliver_loss(services, service, request, reason),
         }
     }
 
     #[inline]
-    fn flush(&mut self, turn: &mut Turn<N>, _: bool) {
+    fn flush(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
+        _: bool,
+    ) {
         if self.to_write.is_empty() {
             return;
         }
         let listed = self.to_write.len();
         for index in 0..listed {
             // This may list the connection again, behind the others.
-            self.write(turn, self.to_write[index]);
+            self.write(turn, services, servers, self.to_write[index]);
         }
         self.to_write.drain(..listed);
     }
@@ -300,19 +329,25 @@ impl<N: Nic> Endpoint<N> for TcpConnections {
         }
     }
 
-    fn leave(&mut self, turn: &mut Turn<N>, service: Option<u16>) {
+    fn leave(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
+        service: Option<u16>,
+    ) {
         match service {
             Some(service) => self.release_held(service),
             None => (0..self.held.services()).for_each(|service| self.release_held(service)),
         }
-        self.stop_reading(turn, service);
+        self.stop_reading(turn, services, servers, service);
     }
 
     fn outstanding(&self, service: u16) -> u64 {
         self.table.replies_waiting(service)
     }
 
-    fn wake_at(&self, now_ns: u64) -> u64 {
+    fn wake_at(&self, now_ns: u64, _: &Services) -> u64 {
         let listening = self.listeners.iter().any(Port::is_readable);
         if listening || !self.to_read.is_empty() || self.held.is_due() || !self.to_write.is_empty()
         {

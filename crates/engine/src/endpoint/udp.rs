@@ -17,19 +17,21 @@ use wire::nic::{
 };
 use wire::session::{Origin, Token};
 
+use crate::admit::servers::Servers;
 use crate::admit::{Admitted, Batch, Waits};
-use crate::base::arrival::{Arrival, Awaited};
+use crate::base::arrival::Arrival;
 use crate::base::topology::Limits;
+use crate::base::turn::Turn;
+use crate::depart::run::{Next, Run};
 use crate::endpoint::Endpoint;
 use crate::endpoint::port::Port;
-use crate::endpoint::run::{Next, Run};
 use crate::endpoint::sources::{Sources, lowest_source};
 use crate::schedule::{Kind, Schedule};
 use crate::service::bundle::messages::Datagrams;
 use crate::service::bundle::received::Expected;
 use crate::service::bundle::table::NoBundle;
 use crate::service::chain::{Hooks, NoHooks};
-use crate::turn::Turn;
+use crate::service::services::Services;
 
 /// Maximum number of items and bytes that wait for one `send`.
 const TX_ITEMS: usize = 1024;
@@ -145,7 +147,13 @@ impl UdpPort {
         recent || mutants::on("keep_for_ever")
     }
 
-    fn send<N: Nic>(&mut self, turn: &mut Turn<N>, index: PortIndex, may_defer: bool) {
+    fn send<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        index: PortIndex,
+        may_defer: bool,
+    ) {
         let (now_ns, number) = (turn.now_ns, turn.counters.turns.value());
         if self.refused_in == number {
             return;
@@ -153,7 +161,7 @@ impl UdpPort {
         let by = index + u16::from(mutants::on("answer_from_another_port"));
         self.tx.set_may_defer(may_defer);
         let outcome = turn.nic.send(by, &mut self.tx);
-        self.end_loans(turn);
+        self.end_loans(services);
         let unsent = self.tx.waiting().len() - outcome.kept;
         self.kept = if unsent == 0 { outcome.kept } else { 0 };
         if unsent > 0 {
@@ -164,7 +172,7 @@ impl UdpPort {
         } else if outcome.kept > 0 && self.kept_since_ns == 0 {
             self.kept_since_ns = now_ns.max(1);
         }
-        let share = &turn.services[usize::from(self.port.service)];
+        let share = &services[usize::from(self.port.service)];
         share.count_replied(outcome.sent as u64);
         share.count_lost(DropReason::SendFailed, outcome.refused as u64);
         if self.tx.is_empty() || outcome.sent > 0 {
@@ -184,6 +192,7 @@ impl UdpPort {
     fn make_room<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
         index: PortIndex,
         request_len: u32,
         len: usize,
@@ -199,7 +208,7 @@ impl UdpPort {
         }
         // Deferrable replies stay, if there is room without sending them.
         for may_defer in [self.may_defer(turn), false] {
-            self.send(turn, index, may_defer);
+            self.send(turn, services, index, may_defer);
             self.tx.compact();
             if self.tx.room_for(len) {
                 return NoRoom::Made;
@@ -213,45 +222,53 @@ impl UdpPort {
     fn answer<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
         index: PortIndex,
         to: (SocketAddr, Option<IpAddr>, u32),
         reply: &[u8],
     ) -> u64 {
         let (peer, local, request_len) = to;
         let len = reply.len();
-        let share = &turn.services[usize::from(self.port.service)];
+        let share = &services[usize::from(self.port.service)];
         if !share.is_answered(Expects::Reply) {
             share.count_consumed(1);
             return 0;
         }
-        let lost = match self.make_room(turn, index, request_len, len) {
+        let lost = match self.make_room(turn, services, index, request_len, len) {
             NoRoom::Made => {
                 self.tx.push(peer, local, len, |bytes| bytes.copy_from_slice(reply));
-                turn.services[usize::from(self.port.service)].count_replied_bytes(len as u64);
+                services[usize::from(self.port.service)].count_replied_bytes(len as u64);
                 return len.div_ceil(self.reply_ratio.max(1) as usize) as u64;
             }
             NoRoom::Never(reason) => reason,
             NoRoom::Still => DropReason::SendFailed,
         };
-        turn.services[usize::from(self.port.service)].count_lost(lost, 1);
+        services[usize::from(self.port.service)].count_lost(lost, 1);
         0
     }
 
     /// Takes in the datagrams that the chain has been shown.
-    fn admit_shown<N: Nic, H: Hooks>(&mut self, turn: &mut Turn<N>, batch: &mut Batch<H>) {
+    fn admit_shown<N: Nic, H: Hooks>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
+        batch: &mut Batch<H>,
+    ) {
         batch.decide(turn);
         let (mut index, shown) = (0, batch.shown());
         loop {
-            index = self.answer_shown(turn, batch, index);
+            index = self.answer_shown(services, batch, index);
             if index == shown {
                 break;
             }
-            let (admitted, arrival) = batch.admit_shown(turn, index, Waits::Nowhere);
+            let (admitted, arrival) =
+                batch.admit_shown(turn, services, servers, index, Waits::Nowhere);
             if admitted == Admitted::Answered
                 && let Origin::Datagram { port, peer, local } = arrival.origin
             {
                 let to = (peer, local, batch.shown_len(index) as u32);
-                self.answer(turn, port, to, batch.reply());
+                self.answer(turn, services, port, to, batch.reply());
             }
             index += 1;
         }
@@ -370,13 +387,14 @@ impl UdpPorts {
     pub(crate) fn answer<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
         origin: &Origin,
         request_len: u32,
         reply: &[u8],
     ) -> u64 {
         let Origin::Datagram { port, peer, local } = *origin else { return 0 };
         let udp = &mut self.ports[usize::from(port)];
-        udp.answer(turn, port, (peer, local, request_len), reply)
+        udp.answer(turn, services, port, (peer, local, request_len), reply)
     }
 
     /// The receive buffers, for another endpoint while no port is read; [`Self::put_rx`] returns them.
@@ -389,16 +407,16 @@ impl UdpPorts {
     }
 
     /// Drops the waiting replies to the clients of a service; they are counted for this reason.
-    pub(crate) fn drop_waiting<N: Nic>(
+    pub(crate) fn drop_waiting(
         &mut self,
-        turn: &mut Turn<N>,
+        services: &mut Services,
         service: u16,
         reason: DropReason,
     ) {
         for udp in self.ports.iter_mut().filter(|udp| udp.port.is_of(service)) {
             let waiting = udp.drop_waiting();
-            udp.end_loans(turn);
-            turn.services[usize::from(service)].count_lost(reason, waiting);
+            udp.end_loans(services);
+            services[usize::from(service)].count_lost(reason, waiting);
         }
     }
 
@@ -410,8 +428,8 @@ impl UdpPorts {
     }
 
     /// The flow of a datagram, if the service's dispatch needs it.
-    fn flow_of<N: Nic>(turn: &Turn<N>, service: usize, port: &Port, peer: SocketAddr) -> u64 {
-        match turn.services[service].dispatcher.needs_flow() {
+    fn flow_of(services: &Services, service: usize, port: &Port, peer: SocketAddr) -> u64 {
+        match services[service].dispatcher.needs_flow() {
             true => flow_hash(peer, port.address.port()),
             false => 0,
         }
@@ -422,29 +440,38 @@ impl UdpPorts {
     fn receive_window<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         schedule: &mut Schedule,
         index: usize,
         most: u32,
     ) {
         self.rx.most_buffers = self.ports[index].window.buffers;
-        self.receive_batch(turn, schedule, index);
+        self.receive_batch(turn, services, servers, schedule, index);
         self.ports[index].window.adapt(self.rx.items.len(), most);
     }
 
-    fn receive_batch<N: Nic>(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule, index: usize) {
+    fn receive_batch<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
+        schedule: &mut Schedule,
+        index: usize,
+    ) {
         if turn.draining && !mutants::on("serve_after_drain") {
             return;
         }
         let port = &mut self.ports[index].port;
         let service = usize::from(port.service);
-        let share = &mut turn.services[service];
+        let share = &mut services[service];
         // A chain looks at every message.
         let lends = self.expected[index].any() && share.chain.is_none();
         if lends {
             share.lend(&mut self.rx, self.expected[index]);
         }
         port.ready = turn.nic.recv(index as PortIndex, &mut self.rx);
-        let share = &mut turn.services[service];
+        let share = &mut services[service];
         share.count_lost(DropReason::SocketOverflow, self.rx.overflowed.into());
         let datagrams = self.rx.items.len();
         turn.worked |= datagrams > 0;
@@ -453,22 +480,26 @@ impl UdpPorts {
         // What is dropped for a limit of the tenant is not shown to a chain, which may deliver it.
         let is_shown = !share.is_shed() || mutants::on("show_what_is_shed");
         match share.chain.take_if(|_| is_shown) {
-            None if has_bundles => brought = self.admit_trains(turn, schedule, index),
+            None if has_bundles => {
+                brought = self.admit_trains(turn, services, servers, schedule, index)
+            }
             None => {
                 self.rx.copy_from_lent(0..datagrams);
-                self.admit_batch(turn, schedule, index, NoHooks);
+                self.admit_batch(turn, services, servers, schedule, index, NoHooks);
             }
-            Some(chain) => self.admit_batch(turn, schedule, index, chain),
+            Some(chain) => self.admit_batch(turn, services, servers, schedule, index, chain),
         }
         self.expected[index] = self.expected[index].after(datagrams, brought);
         if lends {
-            turn.services[service].end_loan(&mut self.rx);
+            services[service].end_loan(&mut self.rx);
         }
     }
 
     fn admit_batch<N: Nic, H: Hooks>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         schedule: &mut Schedule,
         index: usize,
         hooks: H,
@@ -476,31 +507,31 @@ impl UdpPorts {
         let Self { ports, sources, rx, .. } = self;
         let mut sender = Sender::of_port(&ports[index], index, sources);
         let service = sender.service;
-        let checks = turn.services[service].checks_datagrams();
+        let checks = services[service].checks_datagrams();
         let mut batch = Batch::of_clients(service, hooks);
         for datagram in &rx.items {
-            let Some(arrival) = sender.arrival_or_lost(turn, datagram) else { continue };
+            let Some(arrival) = sender.arrival_or_lost(turn, services, datagram) else { continue };
             let mut payload = rx.payload(datagram);
             if checks && !is_request(payload) {
-                turn.services[service].count_lost(DropReason::BadFraming, 1);
+                services[service].count_lost(DropReason::BadFraming, 1);
                 // Its tenant has cost the worker these bytes.
                 batch.skip(payload.len() as u64);
                 continue;
             }
             if H::ATTACHED {
                 if batch.shown() == SHOWN_MAX || !batch.show(arrival, payload) {
-                    ports[index].admit_shown(turn, &mut batch);
+                    ports[index].admit_shown(turn, services, servers, &mut batch);
                     batch.show(arrival, payload);
                 }
                 continue;
             }
             // What is lost is counted, and its client hears nothing.
-            batch.admit(turn, arrival, &mut payload, Waits::Nowhere);
+            batch.admit(turn, services, servers, arrival, &mut payload, Waits::Nowhere);
         }
         if H::ATTACHED {
-            ports[index].admit_shown(turn, &mut batch);
+            ports[index].admit_shown(turn, services, servers, &mut batch);
         }
-        batch.end(turn, schedule, Kind::Udp);
+        batch.end(services, schedule, Kind::Udp);
     }
 
     /// The same without a chain, for messages some of which may go as bundles. Returns what the next receive call is likely to
@@ -510,6 +541,8 @@ impl UdpPorts {
     fn admit_trains<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         schedule: &mut Schedule,
         index: usize,
     ) -> Expected {
@@ -517,7 +550,7 @@ impl UdpPorts {
         let mut sender = Sender::of_port(&ports[index], index, sources);
         let service = sender.service;
         let mut batch = Batch::of_clients(service, NoHooks);
-        let from = turn.services[service].bundles_from();
+        let from = services[service].bundles_from();
         let mut expected = Expected::default();
         let in_place_bytes = self.in_place_bytes;
         // Those in front of `at` are done, and between it and `end` there is no train that goes as bundles.
@@ -527,27 +560,34 @@ impl UdpPorts {
             let singles = at..next.map_or(rx.items.len(), |train| train.first);
             rx.copy_from_lent(singles.clone());
             for datagram in &rx.items[singles] {
-                sender.admit_single(turn, &mut batch, rx, datagram);
+                sender.admit_single(turn, services, servers, &mut batch, rx, datagram);
             }
             let Some(mut train) = next else { break };
             expected.add(rx, train, in_place_bytes);
             (at, end) = (train.first, train.first + train.count);
             // Where its sender is refused, each datagram is.
             while train.count >= from
-                && let Ok(arrival) = sender.arrival(turn, &rx.items[at])
+                && let Ok(arrival) = sender.arrival(turn, services, &rx.items[at])
             {
                 let datagrams = Datagrams { rx, train };
                 if rx.is_in_place(&rx.items[at]) {
-                    match batch.admit_in_place(turn, arrival, &datagrams) {
+                    match batch.admit_in_place(services, arrival, &datagrams) {
                         Ok(count) => at += count,
                         // The rest is tried again as a copy.
                         Err(_) => rx.copy_from_lent(at..end),
                     }
                 } else {
-                    match batch.admit_bundle(turn, arrival, &datagrams) {
+                    match batch.admit_bundle(services, arrival, &datagrams) {
                         Ok(count) => at += count,
                         Err(NoBundle::SingleFirst) => {
-                            sender.admit_single(turn, &mut batch, rx, &rx.items[at]);
+                            sender.admit_single(
+                                turn,
+                                services,
+                                servers,
+                                &mut batch,
+                                rx,
+                                &rx.items[at],
+                            );
                             at += 1;
                         }
                         Err(NoBundle::Singles) => break,
@@ -556,7 +596,7 @@ impl UdpPorts {
                 train = Train { first: at, count: end - at, ..train };
             }
         }
-        batch.end(turn, schedule, Kind::Udp);
+        batch.end(services, schedule, Kind::Udp);
         expected
     }
 }
@@ -583,6 +623,7 @@ impl<'a> Sender<'a> {
     fn arrival<N: Nic>(
         &mut self,
         turn: &Turn<N>,
+        services: &Services,
         datagram: &Datagram,
     ) -> Result<&Arrival, DropReason> {
         let Self { index, port, service, lowest_source, sources, arrival } = self;
@@ -598,7 +639,7 @@ impl<'a> Sender<'a> {
             number: 0,
             expects: Expects::Reply,
             received_ns: turn.now_ns,
-            flow: UdpPorts::flow_of(turn, *service, port, peer),
+            flow: UdpPorts::flow_of(services, *service, port, peer),
             target: None,
         }))
     }
@@ -608,14 +649,15 @@ impl<'a> Sender<'a> {
     fn arrival_or_lost<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
         datagram: &Datagram,
     ) -> Option<&Arrival> {
         let service = self.service;
         let arrival = match datagram.truncated {
             true => Err(DropReason::Truncated),
-            false => self.arrival(turn, datagram),
+            false => self.arrival(turn, services, datagram),
         };
-        arrival.map_err(|reason| turn.services[service].count_lost(reason, 1)).ok()
+        arrival.map_err(|reason| services[service].count_lost(reason, 1)).ok()
     }
 
     /// Admits a datagram. If it is lost, that is counted, and its client hears nothing.
@@ -623,12 +665,21 @@ impl<'a> Sender<'a> {
     fn admit_single<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         batch: &mut Batch<NoHooks>,
         rx: &RxBatch,
         datagram: &Datagram,
     ) {
-        if let Some(arrival) = self.arrival_or_lost(turn, datagram) {
-            batch.admit(turn, arrival, &mut rx.payload(datagram), Waits::Nowhere);
+        if let Some(arrival) = self.arrival_or_lost(turn, services, datagram) {
+            batch.admit(
+                turn,
+                services,
+                servers,
+                arrival,
+                &mut rx.payload(datagram),
+                Waits::Nowhere,
+            );
         }
     }
 }
@@ -637,7 +688,13 @@ impl<N: Nic> Endpoint<N> for UdpPorts {
     /// One batch from every port that may have datagrams; in each round another one is the first.
     // Always inline: a message then costs a few instructions less.
     #[inline(always)]
-    fn receive(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
+    fn receive(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
+        schedule: &mut Schedule,
+    ) {
         let count = self.ports.len();
         let first = schedule.round() % count.max(1);
         let most = schedule.batch_messages();
@@ -647,9 +704,9 @@ impl<N: Nic> Endpoint<N> for UdpPorts {
             if port.is_readable() && schedule.allows(port.service, Kind::Udp) {
                 port.ready = false;
                 if most == u32::MAX {
-                    self.receive_batch(turn, schedule, index);
+                    self.receive_batch(turn, services, servers, schedule, index);
                 } else {
-                    self.receive_window(turn, schedule, index, most);
+                    self.receive_window(turn, services, servers, schedule, index, most);
                 }
             }
         }
@@ -657,10 +714,10 @@ impl<N: Nic> Endpoint<N> for UdpPorts {
 
     // Always inline: most replies take this path.
     #[inline(always)]
-    fn deliver(&mut self, turn: &mut Turn<N>, run: &mut Run) -> Next {
+    fn deliver(&mut self, turn: &mut Turn<N>, services: &mut Services, run: &mut Run) -> Next {
         loop {
             let (token, len) = (run.token(), run.header.len as usize);
-            let share = &mut turn.services[run.service];
+            let share = &mut services[run.service];
             let request = share.sessions.found(token);
             let Origin::Datagram { port, peer, local } = &request.origin else {
                 return Next::Reply;
@@ -682,35 +739,44 @@ impl<N: Nic> Endpoint<N> for UdpPorts {
                 run.advance(share);
             } else {
                 let (port, request) = (*port, *request);
-                match self.ports[usize::from(port)].make_room(turn, port, request.len, len) {
+                match self.ports[usize::from(port)].make_room(
+                    turn,
+                    services,
+                    port,
+                    request.len,
+                    len,
+                ) {
                     NoRoom::Made => continue,
-                    NoRoom::Still => return run.block(&mut turn.services[run.service]),
+                    NoRoom::Still => return run.block(&mut services[run.service]),
                     NoRoom::Never(reason) => {
-                        let share = &mut turn.services[run.service];
+                        let share = &mut services[run.service];
                         share.end_request(token, &request, false);
                         share.count_dropped_request(reason);
                         run.advance(share);
                     }
                 }
             }
-            match run.next(turn) {
+            match run.next(turn, services) {
                 Next::Reply => {}
                 next => return next,
             }
         }
     }
 
-    /// Datagrams have no clients with keys: see [`UdpPorts::answer`].
-    fn settle(&mut self, _: &mut Turn<N>, _: usize, _: &Awaited, _: Result<&[u8], DropReason>) {}
-
-    fn flush(&mut self, turn: &mut Turn<N>, may_defer: bool) {
+    fn flush(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        _: &mut impl Servers<N>,
+        may_defer: bool,
+    ) {
         for (index, udp) in (0..).zip(&mut self.ports) {
             if udp.tx.is_empty() {
                 continue;
             }
             let may_defer = may_defer && udp.may_defer(turn);
             if !(may_defer && nothing_to_send(udp.tx.waiting(), udp.kept)) {
-                udp.send(turn, index, may_defer);
+                udp.send(turn, services, index, may_defer);
             }
         }
     }
@@ -721,15 +787,12 @@ impl<N: Nic> Endpoint<N> for UdpPorts {
         }
     }
 
-    /// The ports of a leaving service are taken over by another one, or are stopped.
-    fn leave(&mut self, _: &mut Turn<N>, _: Option<u16>) {}
-
     fn outstanding(&self, service: u16) -> u64 {
         let ports = self.ports.iter().filter(|udp| udp.port.is_of(service));
         ports.map(|udp| udp.tx.waiting_datagrams() as u64).sum()
     }
 
-    fn wake_at(&self, _: u64) -> u64 {
+    fn wake_at(&self, _: u64, _: &Services) -> u64 {
         let now = self.ports.iter().any(|udp| udp.port.is_readable() || !udp.tx.is_empty());
         if now { 0 } else { u64::MAX }
     }

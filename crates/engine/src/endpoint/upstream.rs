@@ -36,22 +36,32 @@
 mod answers;
 mod flows;
 mod parts;
-pub(crate) mod relay;
+mod relay;
 mod requests;
 mod stream_requests;
 mod streams;
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 
 use wire::DropReason;
-use wire::nic::{Transport, TxBatch, TxItem};
+use wire::nic::{Event, Nic, StreamKey, Transport, TxBatch, TxItem};
 use wire::proxy_protocol::{ProxyHeader, proxy_header};
-use wire::session::Origin;
+use wire::session::{Origin, ReplyTo};
 
 use self::flows::Flows;
 use self::streams::{Stream, Streams};
-use crate::base::topology::{CHUNK_BYTES, Limits, Service};
+use crate::admit::servers::{Relayed, Servers};
+use crate::base::arrival::{Arrival, Message, Refusal};
+use crate::base::keys::StreamOwner;
+use crate::base::metrics::ServiceCounters;
+use crate::base::topology::{Limits, POLL_NS, Service};
+use crate::base::turn::Turn;
+use crate::endpoint::clients::Clients;
 use crate::endpoint::held::Held;
+use crate::endpoint::{Endpoint, PerService, replace};
+use crate::schedule::Schedule;
+use crate::service::services::Services;
 
 /// Datagrams and bytes that are collected before they are sent.
 const TX_ITEMS: usize = 1024;
@@ -68,24 +78,24 @@ pub(crate) struct Upstream {
     header_with: Option<SocketAddr>,
     flows: Flows,
     streams: Streams,
-    relays_streams: bool,
     /// A flow is closed after this time without a datagram; `None`: after the limit of the engine.
     idle_ns: Option<u64>,
+    counters: Arc<ServiceCounters>,
 }
 
 impl Upstream {
     /// Of a service that has one.
-    pub(crate) fn new(service: &Service) -> Option<Box<Self>> {
+    pub(crate) fn new(service: &Service, counters: &Arc<ServiceCounters>) -> Option<Box<Self>> {
         let address = service.upstream?;
         let flows = Flows::new(service.upstream_flows, service.request_timeout_ms * 1_000_000);
         let mut listen = service.listen.iter();
         let at = listen.find(|listen| listen.transport == Transport::Udp);
         let at = at.map_or((Ipv4Addr::UNSPECIFIED, 0).into(), |listen| listen.address);
         let header_with = service.proxy_protocol.then_some(at);
-        let relays_streams = service.relays_streams();
         let streams = Streams::default();
         let idle_ns = service.idle_ms.map(|ms| ms * 1_000_000);
-        Some(Box::new(Self { address, header_with, flows, streams, relays_streams, idle_ns }))
+        let counters = counters.clone();
+        Some(Box::new(Self { address, header_with, flows, streams, idle_ns, counters }))
     }
 
     /// The header before a client's datagram, if there is one.
@@ -94,21 +104,6 @@ impl Upstream {
         let Origin::Datagram { peer, local, .. } = origin else { return None };
         let to = SocketAddr::new(local.unwrap_or(at.ip()), at.port());
         Some(proxy_header(Transport::Udp, *peer, to))
-    }
-
-    /// The most client flows it has.
-    pub(crate) fn flows_max(&self) -> u32 {
-        self.flows.max()
-    }
-
-    /// Whether bytes of connections are passed on as they come.
-    pub(crate) fn relays_streams(&self) -> bool {
-        self.relays_streams
-    }
-
-    /// The longest chunk of such a connection.
-    pub(crate) fn chunk_bytes(&self) -> usize {
-        if self.relays_streams { CHUNK_BYTES } else { 0 }
     }
 
     /// Requests in flight.
@@ -122,7 +117,7 @@ impl Upstream {
     }
 }
 
-/// A request that waits for [`Turn::send_upstream`].
+/// A request that waits for [`Upstreams::send`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Destination {
     service: u16,
@@ -131,8 +126,8 @@ struct Destination {
     place: u32,
 }
 
-/// What all proxies of a worker share.
-pub(crate) struct UpstreamBatch {
+/// What this turn has for all upstream servers.
+struct UpstreamBatch {
     /// Requests that this turn received, and where each goes.
     tx: TxBatch,
     to: Vec<Destination>,
@@ -157,13 +152,11 @@ pub(crate) struct UpstreamBatch {
     idle_ns: u64,
     /// The time for which flows have been opened.
     opened_until_ns: u64,
-    /// There is, or was, a proxy.
-    is_used: bool,
 }
 
 impl UpstreamBatch {
     /// For a worker without proxies.
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         Self {
             tx: TxBatch::new(0, 0),
             to: Vec::new(),
@@ -180,13 +173,11 @@ impl UpstreamBatch {
             ends: Vec::new(),
             idle_ns: u64::MAX,
             opened_until_ns: 0,
-            is_used: false,
         }
     }
 
     /// A proxy comes, in this slot and with at most this many flows.
     pub(crate) fn reserve(&mut self, slot: usize, flows: u32) {
-        self.is_used = true;
         self.held.make_room_for(slot);
         if self.sorted.capacity() == 0 {
             self.tx = TxBatch::new(TX_ITEMS, TX_BYTES);
@@ -208,12 +199,6 @@ impl UpstreamBatch {
         let may = opened_ns <= now_ns + OPENED_MAX * OPEN_NS;
         self.opened_until_ns = if may { opened_ns } else { self.opened_until_ns };
         may
-    }
-
-    /// Whether there is a proxy: the one thing that a worker without one asks in a turn.
-    #[inline]
-    pub(crate) fn is_used(&self) -> bool {
-        self.is_used
     }
 
     /// Whether a socket may be read, unless its tenant has to wait.
@@ -287,5 +272,188 @@ impl UpstreamBatch {
         sorted.clear();
         sorted.extend(to.iter().map(|destination| tx.waiting()[destination.place as usize]));
         tx.waiting_mut().copy_from_slice(sorted);
+    }
+}
+
+/// The upstream servers of all services of a worker.
+pub(crate) struct Upstreams {
+    /// Of services that are proxies.
+    by_slot: Vec<Option<Box<Upstream>>>,
+    batch: UpstreamBatch,
+}
+
+fn of(by_slot: &mut [Option<Box<Upstream>>], service: usize) -> Option<&mut Upstream> {
+    by_slot.get_mut(service)?.as_deref_mut()
+}
+
+impl Default for Upstreams {
+    fn default() -> Self {
+        Self { by_slot: Vec::new(), batch: UpstreamBatch::new() }
+    }
+}
+
+impl Upstreams {
+    /// Sets the limits.
+    pub(crate) fn set_limits(&mut self, limits: &Limits) {
+        self.batch.set_limits(limits);
+    }
+}
+
+impl<N: Nic> PerService<N> for Upstreams {
+    type Part = Option<Box<Upstream>>;
+
+    fn place(&mut self, _: &mut Turn<N>, service: u16, part: Self::Part) -> Self::Part {
+        if let Some(upstream) = &part {
+            self.batch.reserve(service.into(), upstream.flows.max());
+        }
+        replace(&mut self.by_slot, service, part)
+    }
+
+    fn remove(&mut self, turn: &mut Turn<N>, service: u16) -> Self::Part {
+        self.close(turn, service);
+        replace(&mut self.by_slot, service, None)
+    }
+}
+
+impl<N: Nic> Servers<N> for Upstreams {
+    fn submit(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        service: usize,
+        arrival: &Arrival,
+        message: &mut impl Message,
+    ) -> Result<(), Refusal> {
+        self.submit_upstream(turn, services, service, arrival, message)
+    }
+
+    fn unspent(&mut self, service: usize, origin: &Origin) -> Option<u32> {
+        self.flow_at(service, origin).map(|flow| u32::try_from(flow.unspent).unwrap_or(u32::MAX))
+    }
+
+    fn spend(&mut self, service: usize, origin: &Origin, bytes: u64) {
+        if let Some(flow) = self.flow_at(service, origin) {
+            flow.unspent = flow.unspent.saturating_sub(bytes);
+        }
+    }
+
+    fn holds_client(&mut self, service: usize, client: StreamKey) -> bool {
+        self.stream(service, client).is_some_and(|stream| stream.holds_client)
+    }
+
+    fn delays_close(&mut self, service: usize, client: StreamKey) -> bool {
+        let Some(stream) = self.stream(service, client) else { return false };
+        stream.delays_close = stream.is_pending();
+        stream.delays_close
+    }
+
+    fn close_stream(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        service: usize,
+        client: StreamKey,
+    ) {
+        let Some(stream) = self.take_stream(turn, services, service, client) else { return };
+        services[service].count_lost(DropReason::ClientGone, stream.in_flight());
+    }
+
+    fn begin_relay(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        service: usize,
+        client: &ReplyTo,
+    ) -> Relayed {
+        self.begin_relayed(turn, services, service, client)
+    }
+
+    fn relay_to_server(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        service: usize,
+        client: StreamKey,
+        chunk: &[u8],
+    ) -> Option<DropReason> {
+        self.pass_on(turn, services, service, client, chunk)
+    }
+
+    fn end_relay_input(&mut self, turn: &mut Turn<N>, service: usize, client: StreamKey) {
+        self.end_input(turn, service, client);
+    }
+
+    fn relay_taken(&mut self, turn: &mut Turn<N>, service: usize, client: StreamKey) -> bool {
+        self.taken_by_client(turn, service, client)
+    }
+
+    fn is_relay_finished(&mut self, service: usize, client: StreamKey) -> bool {
+        self.stream(service, client).is_some_and(|stream| stream.is_finished())
+    }
+}
+
+impl<N: Nic> Endpoint<N> for Upstreams {
+    fn event(&mut self, _: &mut Turn<N>, event: Event, owner: StreamOwner) {
+        match owner {
+            StreamOwner::Flow { service, flow } => self.flow_event(event, service, flow),
+            StreamOwner::Upstream { service, client } => self.stream_event(event, service, client),
+            _ => {}
+        }
+    }
+
+    /// Sends what this turn has collected, and takes what servers have answered.
+    fn exchange(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        schedule: &mut Schedule,
+        clients: &mut Clients,
+    ) {
+        if !self.by_slot.is_empty() {
+            self.exchange_all(turn, services, clients, schedule);
+        }
+    }
+
+    fn expire(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        clients: &mut Clients,
+        service: usize,
+    ) {
+        self.expire_flows(turn, services, service);
+        self.expire_streams(turn, services, clients, service);
+    }
+
+    fn drop_requests(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        clients: &mut Clients,
+        service: usize,
+        reason: DropReason,
+    ) {
+        self.drop_all(turn, services, clients, service, reason);
+    }
+
+    fn move_to(&mut self, turn: &mut Turn<N>, services: &Services, from: u16, to: u16) {
+        self.move_relays(turn, services, from, to);
+    }
+
+    fn outstanding(&self, service: u16) -> u64 {
+        let upstream = self.by_slot.get(usize::from(service)).and_then(Option::as_ref);
+        upstream.map_or(0, |upstream| upstream.in_flight())
+    }
+
+    fn wake_at(&self, now_ns: u64, _: &Services) -> u64 {
+        if self.batch.is_ready() {
+            return 0;
+        }
+        // A client that takes what waits for it ends no sleep of its own.
+        let waits = self.batch.waits_for_clients();
+        let again_ns = if waits { now_ns + POLL_NS } else { u64::MAX };
+        // A server's answer is an event.
+        let of = self.by_slot.iter().flatten().map(|upstream| upstream.wake_at());
+        of.fold(again_ns, u64::min)
     }
 }

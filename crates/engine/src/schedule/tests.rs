@@ -20,7 +20,7 @@ impl Play {
     }
 
     fn begin_turn(&mut self) {
-        self.schedule.begin_turn(self.now_ns, &self.tenants, &mut []);
+        self.schedule.begin_turn(self.now_ns, &self.tenants, &mut [], &|_| 0);
     }
 
     fn allows(&mut self, service: u16, from: Kind) -> bool {
@@ -335,7 +335,7 @@ fn idle_tenants_with_limits_are_not_asked_about() {
         play.begin_turn();
         let over = ms < 300;
         assert_eq!(play.schedule.watched.contains(&7), over, "after {ms} ms");
-        assert_eq!(play.schedule.wake_at(&[]), if over { 300_000_000 } else { u64::MAX });
+        assert_eq!(play.schedule.wake_at(&[], &|_| 0), if over { 300_000_000 } else { u64::MAX });
     }
     // Another worker uses it up meanwhile.
     play.tenants.named("t7").charge_rates(play.now_ns, 30, 0);

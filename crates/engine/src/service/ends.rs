@@ -71,6 +71,16 @@ impl BlockEnds {
     }
 }
 
+/// The ends of the rings of one block that are no server mqueue.
+pub(crate) struct OtherEnds {
+    /// Number of the block's server mqueue in the service share.
+    pub(crate) server: u32,
+    /// See [`BlockEnds`].
+    pub(crate) clients: Vec<MqueueEnds>,
+    /// See [`BlockEnds`].
+    pub(crate) sockets: Option<SocketEnds>,
+}
+
 /// One worker's share of one accelerator for one service.
 pub struct Attachment {
     /// The blocks that this worker owns.
@@ -99,10 +109,8 @@ pub fn take_pools(
 pub(crate) enum ShareMqueue {
     /// A server mqueue.
     Server(u32),
-    /// A client mqueue.
-    Client(u32),
-    /// The socket mqueue of the block whose server mqueue this is.
-    Sockets(u32),
+    /// One with this role, of the block with this server mqueue: an endpoint has it.
+    Other(Role, u32),
     /// Owned by another worker.
     Foreign,
 }
@@ -118,11 +126,10 @@ pub(super) fn share_mqueues(ends: &[BlockEnds], first: u32) -> Box<[ShareMqueue]
     for (server, ends) in (first..).zip(ends) {
         enter(ends.server.mqueue, ShareMqueue::Server(server));
         if let Some(sockets) = &ends.sockets {
-            enter(sockets.mqueue.mqueue, ShareMqueue::Sockets(server));
+            enter(sockets.mqueue.mqueue, ShareMqueue::Other(Role::Sockets, server));
         }
-        let client = server * ends.clients.len() as u32;
-        for (client, ends) in (client..).zip(&ends.clients) {
-            enter(ends.mqueue, ShareMqueue::Client(client));
+        for (client, ends) in (0..).zip(&ends.clients) {
+            enter(ends.mqueue, ShareMqueue::Other(Role::Client(client), server));
         }
     }
     table.into_boxed_slice()

@@ -24,14 +24,11 @@ use crate::base::metrics::ServiceCounters;
 use crate::base::stages::Observations;
 use crate::base::tenants::TenantState;
 use crate::base::topology::{Replies, Service};
-use crate::endpoint::backend::{Backends, ClientMqueue};
-use crate::endpoint::sockets::Sockets;
-use crate::endpoint::upstream::Upstream;
 use crate::service::bundle::pool_memory::memory_of;
 use crate::service::bundle::table::{ShareBundles, buffers_of};
 use crate::service::chain::{Attached, Notices};
 use crate::service::dispatch::{Dispatcher, Owner};
-use crate::service::ends::{Attachment, ShareMqueue, share_mqueues};
+use crate::service::ends::{Attachment, OtherEnds, ShareMqueue, share_mqueues};
 use crate::service::mqueues::{Load, NOT_FULL, ServerMqueue, Still, alive, write_ahead};
 use crate::service::sampler::{NO_TOKEN, Sampler};
 use crate::service::vote::{Leaving, Pause};
@@ -100,11 +97,10 @@ pub(crate) struct ServiceShare {
     /// Services without replies: messages that kernels have not released, over all mqueues.
     pub(super) unread: u32,
     pub(crate) accelerators: Vec<AcceleratorShare>,
-    pub(crate) backends: Backends,
-    /// Of a proxy, which has no mqueues.
-    pub(crate) upstream: Option<Box<Upstream>>,
-    /// Of a service whose blocks have stream sockets.
-    pub(crate) sockets: Option<Box<Sockets>>,
+    /// A proxy, which has an upstream server instead of mqueues.
+    is_proxy: bool,
+    /// A proxy that passes the bytes of TCP connections on, without messages in them.
+    relays_streams: bool,
     /// Server mqueues that are full this turn.
     full: Vec<u32>,
     /// Server mqueues whose TX ring could not be emptied, since the destination has no room.
@@ -123,18 +119,17 @@ pub(crate) struct ServiceShare {
 }
 
 impl ServiceShare {
-    /// Its backend connections have no keys yet.
+    /// The share of one of `workers` workers. The ends of rings that are not the share's are added to
+    /// `others`.
     pub(crate) fn new(
         service: &Service,
-        worker: u32,
-        workers: u32,
+        (worker, workers): (u32, u32),
         attachments: Vec<Attachment>,
+        others: &mut Vec<OtherEnds>,
         (counters, observed): (Arc<ServiceCounters>, Arc<Observations>),
     ) -> Self {
         let queue_ns_max = service.queue_us_max * 1000;
         let mut mqueues = Vec::new();
-        let mut clients = Vec::new();
-        let mut socket_ends = Vec::new();
         let mut accelerators = Vec::new();
         let mut loads = Vec::new();
         let mut buffers = 0;
@@ -159,10 +154,7 @@ impl ServiceShare {
             });
             for ends in attachment.ends {
                 let server = mqueues.len() as u32;
-                for (backend, ends) in ends.clients.into_iter().enumerate() {
-                    clients.push(ClientMqueue::new(server, backend as u16, ends));
-                }
-                socket_ends.extend(ends.sockets);
+                others.push(OtherEnds { server, clients: ends.clients, sockets: ends.sockets });
                 let waits = if queue_ns_max > 0 { service.slots as usize } else { 0 };
                 mqueues.push(ServerMqueue {
                     attachment: number as u16,
@@ -190,8 +182,6 @@ impl ServiceShare {
         };
         let off_thread = accelerators.iter().any(|drive| drive.blocks.runs_off_thread());
         let capacity = mqueues.len() as u32 * service.slots;
-        let backends = Backends::new(worker as u16, service, clients, counters.clone());
-        let sockets = Sockets::new(service, socket_ends, counters.clone());
         let kernels = (0..service.accelerators.len()).map(|place| service.kernel_on(place).into());
         Self {
             name: service.name.as_str().into(),
@@ -224,9 +214,8 @@ impl ServiceShare {
             retried: Vec::with_capacity(mqueues.len()),
             mqueues,
             accelerators,
-            backends,
-            upstream: Upstream::new(service),
-            sockets,
+            is_proxy: service.upstream.is_some(),
+            relays_streams: service.relays_streams(),
             other_credit: vec![0; workers as usize],
             leaving: None,
             chain: None,
@@ -292,7 +281,6 @@ impl ServiceShare {
     pub(crate) fn take_blocked(&mut self) {
         std::mem::swap(&mut self.blocked, &mut self.retried);
         self.blocked.clear();
-        self.backends.take_blocked();
         for mqueue in &self.retried {
             self.mqueues[*mqueue as usize].is_blocked = false;
         }
@@ -301,13 +289,21 @@ impl ServiceShare {
     /// Whether it has a server instead of mqueues: then it has no blocks, no backends and no rings.
     #[inline]
     pub(crate) fn is_proxy(&self) -> bool {
-        self.upstream.is_some()
+        self.is_proxy
+    }
+
+    /// Whether it passes the bytes of TCP connections on to its upstream server, without messages in
+    /// them.
+    #[inline]
+    pub(crate) fn relays_streams(&self) -> bool {
+        self.relays_streams
     }
 
     /// A vacant slot.
     pub(crate) fn vacant(workers: usize) -> Self {
         let vacant = Service { mqueues: 0, slots: 0, ..Service::new("", Vec::new(), "") };
-        Self::new(&vacant, 0, workers as u32, Vec::new(), Default::default())
+        let workers = (0, workers as u32);
+        Self::new(&vacant, workers, Vec::new(), &mut Vec::new(), Default::default())
     }
 
     /// Writes a request into an mqueue's RX ring. The caller counts the result.
@@ -443,13 +439,8 @@ impl ServiceShare {
                         self.mqueues[mqueue as usize].rx.publish();
                         self.loads[mqueue as usize].rx_pending = false;
                     }
-                    ShareMqueue::Client(client) => self.backends.clients[client as usize].publish(),
-                    ShareMqueue::Sockets(block) => {
-                        if let Some(sockets) = &mut self.sockets {
-                            sockets.blocks[block as usize].publish();
-                        }
-                    }
-                    ShareMqueue::Foreign => {}
+                    // Their endpoints have published them.
+                    ShareMqueue::Other(..) | ShareMqueue::Foreign => {}
                 }
             }
             drive.tx_pending.clear();
@@ -458,37 +449,15 @@ impl ServiceShare {
         }
     }
 
-    /// Answers were committed to client mqueues' RX rings: their blocks must be rung.
-    pub(crate) fn ring_clients(&mut self) {
-        let Self { backends, mqueues, accelerators, .. } = self;
-        backends.ring(|client| {
-            let attachment = mqueues[client.server as usize].attachment;
-            accelerators[usize::from(attachment)].rx_pending.push(client.region_mqueue);
-        });
+    /// An endpoint has published messages to a block, whose accelerator is driven next.
+    pub(crate) fn ring(&mut self, server: u32, region_mqueue: u32) {
+        let attachment = self.mqueues[server as usize].attachment;
+        self.accelerators[usize::from(attachment)].rx_pending.push(region_mqueue);
     }
 
-    /// Messages were written to socket mqueues: their blocks must be rung.
-    pub(crate) fn ring_sockets(&mut self) {
-        let Self { sockets, mqueues, accelerators, .. } = self;
-        let Some(sockets) = sockets else { return };
-        sockets.ring(|block, region_mqueue| {
-            let attachment = mqueues[block as usize].attachment;
-            accelerators[usize::from(attachment)].rx_pending.push(region_mqueue);
-        });
-    }
-
-    /// Server mqueues whose block wrote impossible words into the rings of a client mqueue are closed too.
-    pub(crate) fn note_corrupt_clients(&mut self) {
-        let Self { backends, mqueues, .. } = self;
-        for server in backends.take_corrupt() {
-            mqueues[server as usize].tx_corrupt = true;
-        }
-    }
-
-    /// Whether requests of blocks to backends are not answered, or not even taken. Requests of ended blocks do not
-    /// count.
-    pub(crate) fn waits_for_backends(&self) -> bool {
-        self.backends.waits_for_backends(|server| self.loads[server as usize].alive)
+    /// Whether blocks run while this worker does something else, or sleeps.
+    pub(crate) fn runs_off_thread(&self) -> bool {
+        self.accelerators.iter().any(|drive| drive.blocks.runs_off_thread())
     }
 
     /// Number of messages that the head of a server mqueue's TX ring shows; limited, since the accelerator may be
@@ -649,47 +618,19 @@ impl ServiceShare {
 
     /// When the worker must run again without an event; `poll_ns` for sources that do not wake it; 0 at once.
     pub(crate) fn wake_at(&self, now_ns: u64, poll_ns: u64) -> u64 {
-        let in_flight = self.in_mqueues() > 0 && !mutants::on("sleep_on_requests");
-        let blocked = !self.blocked.is_empty() || self.backends.has_work();
+        let in_flight = self.in_flight() > 0 && !mutants::on("sleep_on_requests");
+        let blocked = !self.blocked.is_empty();
         if in_flight || blocked || self.accelerators.iter().any(|d| !d.rx_pending.is_empty()) {
             return 0;
         }
-        // A block on another thread may send a request to a backend when no request is in flight.
-        let may_ask = !self.backends.is_empty()
-            && self.accelerators.iter().any(|drive| drive.blocks.runs_off_thread());
-        let looks_again = self.is_leaving_busy()
-            || self.is_paused()
-            || self.backends.backend_in_flight()
-            || may_ask;
+        let looks_again = self.is_leaving_busy() || self.is_paused();
         let again_ns = if looks_again { now_ns + poll_ns } else { u64::MAX };
-        let again_ns = self.sockets.as_ref().map_or(again_ns, |sockets| {
-            let off_thread = self.accelerators.iter().any(|drive| drive.blocks.runs_off_thread());
-            sockets.wake_at(now_ns, poll_ns, off_thread).min(again_ns)
-        });
-        // An upstream server's answer is an event.
-        let again_ns = self.upstream.as_ref().map_or(again_ns, |u| u.wake_at().min(again_ns));
         let blocks = self.accelerators.iter().map(|drive| drive.blocks.wake_at());
         blocks.fold(again_ns, u64::min)
     }
 
-    /// Whether blocks use sockets. Those of a generation that has ended are closed.
-    pub(crate) fn waits_for_sockets(&self) -> bool {
-        self.sockets.as_ref().is_some_and(|sockets| sockets.has_connections())
-    }
-
-    /// The same of the blocks of one accelerator.
-    pub(crate) fn waits_for_sockets_on(&self, accelerator: usize) -> bool {
-        let blocks = self.mqueues_of(accelerator);
-        self.sockets.as_ref().is_some_and(|sockets| sockets.has_connections_of(&blocks))
-    }
-
-    /// Requests in flight on this service share's mqueues, or to its upstream server.
-    pub(crate) fn in_flight(&self) -> u64 {
-        self.in_mqueues() + self.upstream.as_ref().map_or(0, |upstream| upstream.in_flight())
-    }
-
     /// Requests in flight on its mqueues.
-    fn in_mqueues(&self) -> u64 {
+    pub(crate) fn in_flight(&self) -> u64 {
         match self.replies {
             Replies::One => self.sessions.live().into(),
             Replies::None => self.outstanding_by_mqueue().map(u64::from).sum(),

@@ -4,19 +4,27 @@ use mqueue::abi::status;
 use sockets::{Command, End, State};
 use wire::nic::{Close, Nic};
 
+use super::{KernelSockets, of};
 use crate::base::keys::SlotId;
-use crate::turn::Turn;
+use crate::base::turn::Turn;
+use crate::service::services::Services;
 
 /// Commands of one block that are taken in one turn.
 const COMMANDS_MAX: usize = 256;
 
-impl<N: Nic> Turn<N> {
+impl KernelSockets {
     /// Takes the commands that a block has written.
-    pub(crate) fn take_socket_commands(&mut self, service: usize, block: u32) {
+    pub(super) fn take_commands<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        service: usize,
+        block: u32,
+    ) {
         let service = service as u16;
         let mut is_done = false;
         for _ in 0..COMMANDS_MAX {
-            let Some(sockets) = self.sockets(service) else { return };
+            let Some(sockets) = self.of(service) else { return };
             let Some(share) = sockets.blocks.get_mut(block as usize) else { return };
             if share.dead {
                 return;
@@ -25,10 +33,10 @@ impl<N: Nic> Turn<N> {
                 is_done = !share.sockets.is_behind();
                 break;
             };
-            self.busy();
-            self.take_socket_command(service, block, command);
+            turn.busy();
+            self.take_socket_command(turn, service, block, command);
         }
-        let Some(sockets) = self.sockets(service) else { return };
+        let Some(sockets) = self.of(service) else { return };
         if !is_done && !sockets.behind.contains(&block) {
             sockets.behind.push(block);
         }
@@ -38,20 +46,26 @@ impl<N: Nic> Turn<N> {
         sockets.note_written(block);
         if corrupt {
             // Housekeeping reports it and ends the block, as for the rings of messages.
-            self.services[usize::from(service)].mqueues[block as usize].tx_corrupt = true;
-            self.break_block(service, block);
+            services[usize::from(service)].mqueues[block as usize].tx_corrupt = true;
+            self.break_block(turn, service, block);
         }
     }
 
-    fn take_socket_command(&mut self, service: u16, block: u32, command: Command) {
+    fn take_socket_command<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: u16,
+        block: u32,
+        command: Command,
+    ) {
         match command {
             Command::Accept { token, socket } => {
                 self.await_connection(service, block, token, socket)
             }
             Command::Connect { token, socket } => {
-                self.connect_socket(service, block, token, socket)
+                self.connect_socket(turn, service, block, token, socket)
             }
-            Command::Cancel { token } => self.cancel_command(service, block, token),
+            Command::Cancel { token } => self.cancel_command(turn, service, block, token),
             Command::NoEffect => {}
             Command::Notify { slot } => {
                 let id = SlotId { service, block, slot: slot as u16 };
@@ -60,22 +74,22 @@ impl<N: Nic> Turn<N> {
             }
             Command::Close { slot, reset } => {
                 let id = SlotId { service, block, slot: slot as u16 };
-                self.close_socket(id, reset);
+                self.close_socket(turn, id, reset);
             }
         }
     }
 
     /// A block closes a slot: what it wrote is sent first, unless it resets the connection.
-    fn close_socket(&mut self, id: SlotId, reset: bool) {
-        let deadline_ns = self.now_ns + self.slow_client_ns;
-        let Some(sockets) = self.sockets(id.service) else { return };
+    fn close_socket<N: Nic>(&mut self, turn: &mut Turn<N>, id: SlotId, reset: bool) {
+        let deadline_ns = turn.now_ns + turn.slow_client_ns;
+        let Some(sockets) = self.of(id.service) else { return };
         let share = &mut sockets.blocks[id.block as usize];
         let slot = u32::from(id.slot);
         if share.sockets.slots()[slot as usize].state() == State::Dead {
             return self.free_slot(id);
         }
         if reset {
-            return self.end_socket(id, End::ResetByBlock, Close::Reset, true);
+            return self.end_socket(turn, id, End::ResetByBlock, Close::Reset, true);
         }
         share.sockets.set_state(slot, State::Closing);
         share.connections[usize::from(id.slot)].deadline_ns = deadline_ns;
@@ -84,8 +98,8 @@ impl<N: Nic> Turn<N> {
     }
 
     /// A block gives up an accept or a connect. If that is not complete yet it is now, and has no other effect.
-    fn cancel_command(&mut self, service: u16, block: u32, token: u64) {
-        let Some(sockets) = self.sockets(service) else { return };
+    fn cancel_command<N: Nic>(&mut self, turn: &mut Turn<N>, service: u16, block: u32, token: u64) {
+        let Some(sockets) = self.of(service) else { return };
         let share = &mut sockets.blocks[block as usize];
         if share.sockets.cancel_accept(token) {
             return share.sockets.refuse(token, status::TIMEOUT);
@@ -95,13 +109,13 @@ impl<N: Nic> Turn<N> {
             return share.sockets.refuse(token, status::TIMEOUT);
         }
         let id = SlotId { service, block, slot: slot as u16 };
-        self.end_socket(id, End::ConnectTimeout, Close::Reset, false);
+        self.end_socket(turn, id, End::ConnectTimeout, Close::Reset, false);
     }
 
     /// A block waits for a connection to a listener.
     fn await_connection(&mut self, service: u16, block: u32, token: u64, socket: u32) {
-        let Self { services, socket_lists, .. } = self;
-        let Some(sockets) = services[usize::from(service)].sockets.as_deref_mut() else { return };
+        let Self { by_slot, lists } = self;
+        let Some(sockets) = of(by_slot, service) else { return };
         let share = &mut sockets.blocks[block as usize];
         if !sockets.specs[socket as usize].listens() {
             share.sockets.take_accept(socket);
@@ -112,22 +126,12 @@ impl<N: Nic> Turn<N> {
             return;
         }
         if let Some(port) = sockets.waiting[socket as usize].take() {
-            socket_lists.ports.push(port);
-        }
-    }
-
-    /// Resets the sockets of blocks that do not run any more.
-    pub(crate) fn break_dead_blocks(&mut self, service: usize) {
-        for block in 0..self.services[service].mqueues.len() as u32 {
-            let load = &self.services[service].loads[block as usize];
-            if !load.alive && !load.absent {
-                self.break_block(service as u16, block);
-            }
+            lists.ports.push(port);
         }
     }
 
     /// A block has broken its rings, or has ended: its sockets are reset, and it gets no more.
-    pub(crate) fn break_block(&mut self, service: u16, block: u32) {
-        self.end_sockets(service, block..block + 1, End::BlockEnded, true);
+    pub(crate) fn break_block<N: Nic>(&mut self, turn: &mut Turn<N>, service: u16, block: u32) {
+        self.end_sockets(turn, service, block..block + 1, End::BlockEnded, true);
     }
 }

@@ -13,9 +13,10 @@
 use sockets::State;
 use wire::nic::Nic;
 
-use super::Connection;
+use super::{Connection, KernelSockets};
 use crate::base::keys::SlotId;
-use crate::turn::Turn;
+use crate::base::turn::Turn;
+use crate::service::services::Services;
 
 /// A connection whose last request was answered is idle after this long.
 pub(super) const QUIET_NS: u64 = 100_000_000;
@@ -53,20 +54,30 @@ impl Connection {
     }
 }
 
-impl<N: Nic> Turn<N> {
+impl KernelSockets {
     /// Whether connections of a block must end: its worker or its service stops, or its accelerator restarts.
-    pub(super) fn drains_sockets(&self, service: u16, block: u32) -> bool {
-        let share = &self.services[usize::from(service)];
-        let is_closed = share.sockets.as_ref().is_some_and(|sockets| sockets.closed);
-        self.draining || is_closed || share.is_block_paused(block)
+    pub(super) fn drains_sockets<N: Nic>(
+        &self,
+        turn: &Turn<N>,
+        services: &Services,
+        service: u16,
+        block: u32,
+    ) -> bool {
+        let sockets = self.by_slot.get(usize::from(service)).and_then(Option::as_ref);
+        let is_closed = sockets.is_some_and(|sockets| sockets.closed);
+        turn.draining || is_closed || services[usize::from(service)].is_block_paused(block)
     }
 
     /// Once a millisecond, for an open connection of a service that drains.
-    pub(super) fn dismiss_if_idle(&mut self, id: SlotId) {
-        let now_ns = self.now_ns;
-        let share = &mut self.services[usize::from(id.service)];
-        let has_requests = share.in_flight() > 0;
-        let Some(sockets) = share.sockets.as_deref_mut() else { return };
+    pub(super) fn dismiss_if_idle<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &Services,
+        id: SlotId,
+    ) {
+        let now_ns = turn.now_ns;
+        let has_requests = services[usize::from(id.service)].in_flight() > 0;
+        let Some(sockets) = self.of(id.service) else { return };
         let block = &mut sockets.blocks[id.block as usize];
         let is_needed = has_requests || block.serves_peers();
         let connection = &block.connections[usize::from(id.slot)];
@@ -80,7 +91,7 @@ impl<N: Nic> Turn<N> {
         match block.sockets.has_bytes(id.slot.into()) {
             Ok(false) => {}
             Ok(true) => return,
-            Err(_) => return self.break_block(id.service, id.block),
+            Err(_) => return self.break_block(turn, id.service, id.block),
         }
         let connection = &mut block.connections[usize::from(id.slot)];
         if connection.departure == Departure::None {

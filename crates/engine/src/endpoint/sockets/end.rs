@@ -2,50 +2,51 @@
 
 use std::ops::Range;
 
-use mqueue::abi::{status, transfer_status};
+use mqueue::abi::status;
 use sockets::{End, State};
 use wire::nic::{Close, Nic};
 
-use super::Sockets;
+use super::lend::Loans;
+use super::{KernelSockets, of};
 use crate::base::keys::SlotId;
-use crate::turn::Turn;
+use crate::base::turn::Turn;
 
-impl<N: Nic> Turn<N> {
-    pub(super) fn sockets(&mut self, service: u16) -> Option<&mut Sockets> {
-        self.services.get_mut(usize::from(service))?.sockets.as_deref_mut()
-    }
-
+impl KernelSockets {
     pub(super) fn list_to_read(&mut self, id: SlotId) {
-        let Self { services, socket_lists, .. } = self;
-        let Some(sockets) = services[usize::from(id.service)].sockets.as_deref_mut() else {
-            return;
-        };
+        let Self { by_slot, lists } = self;
+        let Some(sockets) = of(by_slot, id.service) else { return };
         let connection = &mut sockets.blocks[id.block as usize].connections[usize::from(id.slot)];
         if !std::mem::replace(&mut connection.listed_to_read, true) {
-            socket_lists.to_read.push(id);
+            lists.to_read.push(id);
         }
     }
 
     pub(super) fn list_to_write(&mut self, id: SlotId) {
-        let Self { services, socket_lists, .. } = self;
-        let Some(sockets) = services[usize::from(id.service)].sockets.as_deref_mut() else {
-            return;
-        };
+        let Self { by_slot, lists } = self;
+        let Some(sockets) = of(by_slot, id.service) else { return };
         let connection = &mut sockets.blocks[id.block as usize].connections[usize::from(id.slot)];
         if !std::mem::replace(&mut connection.listed_to_write, true) {
-            socket_lists.to_write.push(id);
+            lists.to_write.push(id);
         }
     }
 
     /// Ends the connection of a slot. The block keeps the slot until it closes it, unless it has done so or `frees`.
-    pub(super) fn end_socket(&mut self, id: SlotId, end: End, how: Close, frees: bool) {
-        self.cancel_loans(id, transfer_status::CLOSED);
-        let Self { services, nic, .. } = self;
-        let Some(sockets) = services[usize::from(id.service)].sockets.as_deref_mut() else {
+    pub(super) fn end_socket<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        id: SlotId,
+        end: End,
+        how: Close,
+        frees: bool,
+    ) {
+        let Turn { nic, .. } = turn;
+        let Some(sockets) = self.of(id.service) else {
             return;
         };
         let block = &mut sockets.blocks[id.block as usize];
         let slot = u32::from(id.slot);
+        // A transfer that has begun ends by itself.
+        block.connections[usize::from(id.slot)].loans = Loans::default();
         let state = block.sockets.slots()[slot as usize].state();
         if state == State::Free {
             return;
@@ -71,32 +72,37 @@ impl<N: Nic> Turn<N> {
             State::Dead if !frees => {}
             _ => self.free_slot(id),
         }
-        if let Some(sockets) = self.sockets(id.service) {
+        if let Some(sockets) = self.of(id.service) {
             sockets.note_written(id.block);
         }
     }
 
     /// A slot can be leased again: connections may wait for it.
     pub(super) fn free_slot(&mut self, id: SlotId) {
-        let Self { services, socket_lists, .. } = self;
-        let Some(sockets) = services[usize::from(id.service)].sockets.as_deref_mut() else {
-            return;
-        };
+        let Self { by_slot, lists } = self;
+        let Some(sockets) = of(by_slot, id.service) else { return };
         let block = &mut sockets.blocks[id.block as usize];
         block.sockets.free(id.slot.into());
         sockets.count_bytes(id.block, id.slot.into());
         let block = &mut sockets.blocks[id.block as usize];
         for (waiting, socket) in sockets.waiting.iter_mut().zip(0..) {
             if waiting.is_some() && block.sockets.accepts(socket) {
-                socket_lists.ports.extend(waiting.take());
+                lists.ports.extend(waiting.take());
             }
         }
     }
 
     /// Ends all sockets of these blocks. If it `frees` their slots, the blocks are gone: they get no more.
-    pub(crate) fn end_sockets(&mut self, service: u16, blocks: Range<u32>, end: End, frees: bool) {
+    pub(crate) fn end_sockets<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: u16,
+        blocks: Range<u32>,
+        end: End,
+        frees: bool,
+    ) {
         for block in blocks {
-            let Some(sockets) = self.sockets(service) else { return };
+            let Some(sockets) = self.of(service) else { return };
             let Some(share) = sockets.blocks.get_mut(block as usize) else { return };
             let slots = share.connections.len() as u16;
             if frees {
@@ -104,14 +110,14 @@ impl<N: Nic> Turn<N> {
                 sockets.owed.retain(|owed| *owed != block);
             }
             for slot in 0..slots {
-                self.end_socket(SlotId { service, slot, block }, end, Close::Reset, frees);
+                self.end_socket(turn, SlotId { service, slot, block }, end, Close::Reset, frees);
             }
         }
     }
 
     /// The service ends: what is in rings is dropped.
-    pub(crate) fn release_sockets(&mut self, service: u16) {
-        self.end_sockets(service, 0..u32::MAX, End::DrainTimeout, true);
+    pub(crate) fn release_sockets<N: Nic>(&mut self, turn: &mut Turn<N>, service: u16) {
+        self.end_sockets(turn, service, 0..u32::MAX, End::DrainTimeout, true);
     }
 }
 

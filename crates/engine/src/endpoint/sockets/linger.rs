@@ -9,9 +9,10 @@
 use sockets::End;
 use wire::nic::{Close, Nic, Read};
 
-use super::{Connection, drain};
+use super::{Connection, KernelSockets, drain};
 use crate::base::keys::SlotId;
-use crate::turn::Turn;
+use crate::base::turn::Turn;
+use crate::service::services::Services;
 
 /// A peer that has sent nothing for this long after the end is not waited for.
 const QUIET_NS: u64 = 1_000_000_000;
@@ -26,18 +27,18 @@ impl Connection {
     }
 }
 
-impl<N: Nic> Turn<N> {
+impl KernelSockets {
     /// Everything that the block of a closing slot wrote was sent.
-    pub(super) fn linger(&mut self, id: SlotId) {
-        let drains = self.drains_sockets(id.service, id.block);
-        let Self { services, nic, now_ns, slow_client_ns, .. } = self;
-        let Some(sockets) = services[usize::from(id.service)].sockets.as_deref_mut() else {
+    pub(super) fn linger<N: Nic>(&mut self, turn: &mut Turn<N>, services: &Services, id: SlotId) {
+        let drains = self.drains_sockets(turn, services, id.service, id.block);
+        let Turn { nic, now_ns, slow_client_ns, .. } = turn;
+        let Some(sockets) = self.of(id.service) else {
             return;
         };
         let share = &mut sockets.blocks[id.block as usize];
         let connection = &mut share.connections[usize::from(id.slot)];
         if connection.received_all || mutants::on("close_while_peer_sends") {
-            return self.end_socket(id, End::Closed, Close::Graceful, true);
+            return self.end_socket(turn, id, End::Closed, Close::Graceful, true);
         }
         if !std::mem::replace(&mut connection.shut, true) {
             nic.shutdown(connection.key);
@@ -51,9 +52,9 @@ impl<N: Nic> Turn<N> {
     }
 
     /// Drops input of a closing slot; returns how many bytes.
-    pub(super) fn drop_input(&mut self, id: SlotId) -> usize {
-        let Self { services, nic, now_ns, scratch, .. } = self;
-        let Some(sockets) = services[usize::from(id.service)].sockets.as_deref_mut() else {
+    pub(super) fn drop_input<N: Nic>(&mut self, turn: &mut Turn<N>, id: SlotId) -> usize {
+        let Turn { nic, now_ns, scratch, .. } = turn;
+        let Some(sockets) = self.of(id.service) else {
             return 0;
         };
         let share = &mut sockets.blocks[id.block as usize];
@@ -72,14 +73,14 @@ impl<N: Nic> Turn<N> {
             Read::Empty => connection.readable = false,
             Read::Closed => (connection.readable, connection.received_all) = (false, true),
             Read::Broken => {
-                self.end_socket(id, End::ResetByPeer, Close::Reset, true);
+                self.end_socket(turn, id, End::ResetByPeer, Close::Reset, true);
                 return 0;
             }
         }
         let (again, is_over) = (connection.readable, connection.lingers && connection.received_all);
-        self.busy();
+        turn.busy();
         if is_over {
-            self.end_socket(id, End::Closed, Close::Graceful, true);
+            self.end_socket(turn, id, End::Closed, Close::Graceful, true);
         } else if again {
             self.list_to_read(id);
         }

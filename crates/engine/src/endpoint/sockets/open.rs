@@ -4,20 +4,29 @@ use mqueue::abi::status;
 use sockets::{End, State};
 use wire::nic::{Close, Event, Nic, NicError, PortIndex, Transport};
 
+use super::KernelSockets;
+use super::lend::Unread;
 use crate::base::keys::SlotId;
 use crate::base::topology::SocketAt;
-use crate::turn::Turn;
+use crate::base::turn::Turn;
+use crate::service::services::Services;
 
 /// Connections accepted from one listener in a turn.
 const ACCEPT_MAX: usize = 32;
 
-impl<N: Nic> Turn<N> {
+impl KernelSockets {
     /// Connections may wait at a listener: accepts as many as blocks of this worker wait for. Returns whether more may wait
     /// for which there are blocks.
-    pub(crate) fn accept_sockets(&mut self, service: u16, port: PortIndex, socket: u16) -> bool {
+    pub(crate) fn accept_sockets<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: u16,
+        port: PortIndex,
+        socket: u16,
+    ) -> bool {
         for _ in 0..ACCEPT_MAX {
-            let draining = self.draining;
-            let Some(sockets) = self.sockets(service) else { return false };
+            let draining = turn.draining;
+            let Some(sockets) = self.of(service) else { return false };
             if draining || sockets.closed {
                 return false;
             }
@@ -25,16 +34,23 @@ impl<N: Nic> Turn<N> {
                 sockets.waiting[usize::from(socket)] = Some(port);
                 return false;
             };
-            let Some((connection, _)) = self.nic.accept(port) else { return false };
-            self.busy();
-            self.adopt_socket(service, block, socket.into(), connection);
+            let Some((connection, _)) = turn.nic.accept(port) else { return false };
+            turn.busy();
+            self.adopt_socket(turn, service, block, socket.into(), connection);
         }
         true
     }
 
-    fn adopt_socket(&mut self, service: u16, block: u32, socket: u32, connection: N::Socket) {
-        let Self { services, nic, now_ns, .. } = self;
-        let Some(sockets) = services[usize::from(service)].sockets.as_deref_mut() else { return };
+    fn adopt_socket<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: u16,
+        block: u32,
+        socket: u32,
+        connection: N::Socket,
+    ) {
+        let Turn { nic, now_ns, .. } = turn;
+        let Some(sockets) = self.of(service) else { return };
         let Some(slot) = sockets.lease(block, State::Open) else { return };
         let share = &mut sockets.blocks[block as usize];
         let entry = &mut share.connections[slot as usize];
@@ -54,9 +70,16 @@ impl<N: Nic> Turn<N> {
     }
 
     /// A block connects to a peer.
-    pub(super) fn connect_socket(&mut self, service: u16, block: u32, token: u64, socket: u32) {
-        let Self { services, nic, now_ns, draining, .. } = self;
-        let Some(sockets) = services[usize::from(service)].sockets.as_deref_mut() else { return };
+    pub(super) fn connect_socket<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: u16,
+        block: u32,
+        token: u64,
+        socket: u32,
+    ) {
+        let Turn { nic, now_ns, draining, .. } = turn;
+        let Some(sockets) = self.of(service) else { return };
         let share = &mut sockets.blocks[block as usize];
         if sockets.specs[socket as usize].listens() {
             return share.sockets.refuse(token, status::NOT_ALLOWED);
@@ -88,10 +111,9 @@ impl<N: Nic> Turn<N> {
     }
 
     /// Something happened on the connection of a slot.
-    pub(crate) fn socket_event(&mut self, event: Event, id: SlotId) {
-        let Self { services, nic, now_ns, .. } = self;
-        let Some(share) = services.get_mut(usize::from(id.service)) else { return };
-        let Some(sockets) = share.sockets.as_deref_mut() else { return };
+    pub(super) fn socket_event<N: Nic>(&mut self, turn: &mut Turn<N>, event: Event, id: SlotId) {
+        let Turn { nic, now_ns, .. } = turn;
+        let Some(sockets) = self.of(id.service) else { return };
         let Some(share) = sockets.blocks.get_mut(id.block as usize) else { return };
         let slot = u32::from(id.slot);
         let connection = &mut share.connections[usize::from(id.slot)];
@@ -99,9 +121,11 @@ impl<N: Nic> Turn<N> {
         match (event, state) {
             (_, State::Free | State::Dead) => {}
             (Event::Failed(_), State::Connecting { .. }) => {
-                self.end_socket(id, End::Refused, Close::Reset, false);
+                self.end_socket(turn, id, End::Refused, Close::Reset, false);
             }
-            (Event::Failed(_), _) => self.end_socket(id, End::ResetByPeer, Close::Reset, false),
+            (Event::Failed(_), _) => {
+                self.end_socket(turn, id, End::ResetByPeer, Close::Reset, false)
+            }
             (Event::Writable(_), State::Connecting { token }) => {
                 nic.keep_alive(connection.key);
                 connection.open(*now_ns);
@@ -123,12 +147,16 @@ impl<N: Nic> Turn<N> {
 
     /// Once a millisecond: ends attempts, closing sockets whose peer takes nothing, and idle connections, after their time; counts bytes. Looks at leased
     /// slots only.
-    pub(crate) fn expire_sockets(&mut self, service: usize) {
-        let Self { now_ns, slow_client_ns, .. } = *self;
-        let service = service as u16;
-        let Some(sockets) = self.sockets(service) else { return };
+    pub(super) fn expire_sockets<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &Services,
+        service: u16,
+    ) {
+        let (now_ns, slow_client_ns) = (turn.now_ns, turn.slow_client_ns);
+        let Some(sockets) = self.of(service) else { return };
         for at in (0..sockets.leasing.len()).rev() {
-            let Some(sockets) = self.sockets(service) else { return };
+            let Some(sockets) = self.of(service) else { return };
             let block = sockets.leasing[at];
             let share = &mut sockets.blocks[block as usize];
             let mut leased = share.sockets.leased().peekable();
@@ -137,11 +165,13 @@ impl<N: Nic> Turn<N> {
                 sockets.leasing.swap_remove(at);
                 continue;
             }
-            let drains = self.drains_sockets(service, block);
+            let drains = self.drains_sockets(turn, services, service, block);
             // One of them may be for a connection that seems to be idle.
-            let awaits = self.awaits_transfers(service, block);
+            let awaits = self
+                .of(service)
+                .is_some_and(|of| of.blocks[block as usize].unread == Unread::Waiting);
             for slot in leased {
-                let Some(sockets) = self.sockets(service) else { return };
+                let Some(sockets) = self.of(service) else { return };
                 sockets.count_bytes(block, slot);
                 let share = &sockets.blocks[block as usize];
                 let connection = &share.connections[slot as usize];
@@ -149,24 +179,25 @@ impl<N: Nic> Turn<N> {
                 let is_idle = connection.is_idle(now_ns) && !mutants::on("keep_idle_sockets");
                 let id = SlotId { service, block, slot: slot as u16 };
                 if !connection.loans.is_empty() {
-                    self.expire_loans(id);
                     continue;
                 }
                 match share.sockets.slots()[slot as usize].state() {
                     State::Connecting { .. } if is_late => {
-                        self.end_socket(id, End::ConnectTimeout, Close::Reset, false);
+                        self.end_socket(turn, id, End::ConnectTimeout, Close::Reset, false);
                     }
                     State::Closing if connection.is_quiet(now_ns, slow_client_ns, drains) => {
-                        self.end_socket(id, End::Closed, Close::Graceful, true);
+                        self.end_socket(turn, id, End::Closed, Close::Graceful, true);
                     }
                     State::Closing if is_late => {
                         let lingers = connection.lingers;
                         let end = if lingers { End::UnreadInput } else { End::SlowPeer };
-                        self.end_socket(id, end, Close::Reset, true);
+                        self.end_socket(turn, id, end, Close::Reset, true);
                     }
                     State::Open if awaits => {}
-                    State::Open if is_idle => self.end_socket(id, End::Idle, Close::Reset, false),
-                    State::Open if drains => self.dismiss_if_idle(id),
+                    State::Open if is_idle => {
+                        self.end_socket(turn, id, End::Idle, Close::Reset, false)
+                    }
+                    State::Open if drains => self.dismiss_if_idle(turn, services, id),
                     _ => {}
                 }
             }

@@ -5,9 +5,11 @@ use wire::admission::flow_hash;
 use wire::nic::{Nic, PortIndex, Transport};
 
 use super::TcpConnections;
+use crate::admit::servers::Servers;
 use crate::base::fabric::Accepted;
+use crate::base::turn::Turn;
 use crate::endpoint::port::Port;
-use crate::turn::Turn;
+use crate::service::services::Services;
 
 /// Connections accepted from one listener in a turn.
 const ACCEPT_MAX: usize = 32;
@@ -44,7 +46,13 @@ impl TcpConnections {
     }
 
     /// Accepts connections from every port that may have some; in each round another one is the first.
-    pub(super) fn accept<N: Nic>(&mut self, turn: &mut Turn<N>, round: usize) {
+    pub(super) fn accept<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
+        round: usize,
+    ) {
         let count = self.listeners.len();
         let first = round % count.max(1);
         for index in (first..count).chain(0..first) {
@@ -53,9 +61,10 @@ impl TcpConnections {
                 port.ready = false;
                 let Port { service, socket, .. } = *port;
                 match socket {
-                    None => self.accept_from(turn, index),
+                    None => self.accept_from(turn, services, index),
                     Some(socket) => {
-                        let more = turn.accept_sockets(service, index as PortIndex, socket);
+                        let more =
+                            servers.accept(turn, services, service, index as PortIndex, socket);
                         self.listeners[index].ready = more;
                     }
                 }
@@ -65,7 +74,7 @@ impl TcpConnections {
         self.is_accepting = self.listeners.iter().any(Port::is_readable);
     }
 
-    fn accept_from<N: Nic>(&mut self, turn: &mut Turn<N>, index: usize) {
+    fn accept_from<N: Nic>(&mut self, turn: &mut Turn<N>, services: &mut Services, index: usize) {
         let service = usize::from(self.listeners[index].service);
         for _ in 0..ACCEPT_MAX {
             if turn.draining {
@@ -75,13 +84,13 @@ impl TcpConnections {
             turn.busy();
             if turn.shared.connections() >= self.limits.connections as usize {
                 // Dropping the socket closes it.
-                turn.services[service].count_lost(DropReason::ConnectionLimit, 1);
+                services[service].count_lost(DropReason::ConnectionLimit, 1);
                 continue;
             }
             let worker = turn.shared.assign_connection(turn.index);
             let accepted = Accepted { port: index as PortIndex, socket, peer };
             if worker == turn.index {
-                self.adopt(turn, accepted);
+                self.adopt(turn, services, accepted);
             } else {
                 (turn.hand_connection)(worker, accepted);
             }
@@ -90,12 +99,17 @@ impl TcpConnections {
     }
 
     /// Takes over a connection that was accepted for this worker.
-    pub(crate) fn adopt<N: Nic>(&mut self, turn: &mut Turn<N>, accepted: Accepted<N::Socket>) {
+    pub(crate) fn adopt<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        accepted: Accepted<N::Socket>,
+    ) {
         let Accepted { port, socket, peer } = accepted;
         // The port may have left meanwhile.
         let port = self.listeners.get(usize::from(port)).copied();
         let Port { service, address, .. } = port.unwrap_or(Port::vacant(Transport::Tcp));
-        let share = turn.services.get(usize::from(service));
+        let share = services.get(usize::from(service));
         let Some(share) = share.filter(|share| share.leaving.is_none() && !turn.draining) else {
             // Its service is leaving or has left, so no limit is to blame; dropping the socket closes it.
             return turn.shared.release_connection(turn.index);
@@ -104,10 +118,10 @@ impl TcpConnections {
         // strict, because the keys behind its connections belong to its backends.
         if self.table.open_count() >= self.limits.connections as usize {
             // Dropping the socket closes it.
-            return Self::refuse(turn, service, DropReason::ConnectionLimit);
+            return Self::refuse(turn, services, service, DropReason::ConnectionLimit);
         }
         if share.owner.as_ref().is_some_and(|owner| !owner.take_connection()) {
-            return Self::refuse(turn, service, DropReason::TenantConnections);
+            return Self::refuse(turn, services, service, DropReason::TenantConnections);
         }
         let key = self.table.open(service, share.ordered, self.limits.pipelined, turn.now_ns);
         // Adding to a list allocates nothing.
@@ -116,8 +130,8 @@ impl TcpConnections {
         self.to_write.reserve((2 * entries).saturating_sub(self.to_write.len()));
         if turn.nic.adopt(socket, key).is_err() {
             self.table.close(key, &mut self.pool);
-            turn.services[usize::from(service)].end_connection();
-            return Self::refuse(turn, service, DropReason::ConnectionLimit);
+            services[usize::from(service)].end_connection();
+            return Self::refuse(turn, services, service, DropReason::ConnectionLimit);
         }
         let connection = self.table.at(key).expect("just opened");
         connection.flow = flow_hash(peer, address.port());
@@ -125,13 +139,13 @@ impl TcpConnections {
             addresses.set(key, connection.generation, peer);
         }
         connection.readable = true;
-        turn.services[usize::from(service)].counters.connections_accepted.one();
+        services[usize::from(service)].counters.connections_accepted.one();
         self.list_to_read(key);
     }
 
     /// Releases a connection that was assigned to this worker and is not adopted.
-    fn refuse<N: Nic>(turn: &Turn<N>, service: u16, reason: DropReason) {
+    fn refuse<N: Nic>(turn: &Turn<N>, services: &Services, service: u16, reason: DropReason) {
         turn.shared.release_connection(turn.index);
-        turn.services[usize::from(service)].count_lost(reason, 1);
+        services[usize::from(service)].count_lost(reason, 1);
     }
 }

@@ -8,14 +8,16 @@ use wire::session::{BUNDLE_MAX, Origin};
 use super::TcpConnections;
 use super::connection::{Outcome, Reading};
 use super::terms::ErrorBytes;
+use crate::admit::servers::Servers;
 use crate::admit::{Admitted, Batch, Waits};
 use crate::base::arrival::{Arrival, Awaited};
+use crate::base::turn::Turn;
 use crate::endpoint::held::Waiter;
 use crate::schedule::{Kind, Schedule};
 use crate::service::bundle::messages::Stream;
 use crate::service::bundle::table::NoBundle;
 use crate::service::chain::{Hooks, NoHooks};
-use crate::turn::Turn;
+use crate::service::services::Services;
 
 /// Bytes of one read from a stream, at least.
 const READ_BYTES_MIN: usize = 16 << 10;
@@ -37,7 +39,13 @@ impl Next {
 
 impl TcpConnections {
     /// One read from every connection that may have data; another try for those that wait.
-    pub(super) fn read_connections<N: Nic>(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
+    pub(super) fn read_connections<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
+        schedule: &mut Schedule,
+    ) {
         if schedule.is_new_round() && self.to_read.len() > 1 {
             self.to_read.rotate_left(1);
         }
@@ -51,7 +59,7 @@ impl TcpConnections {
         let mut kept = 0;
         for index in 0..listed.len() {
             let waiter = listed[index];
-            match self.read(turn, schedule, waiter) {
+            match self.read(turn, services, servers, schedule, waiter) {
                 Next::Again => {
                     listed[kept] = waiter;
                     kept += 1;
@@ -82,6 +90,8 @@ impl TcpConnections {
     fn read<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         schedule: &mut Schedule,
         (key, generation): Waiter,
     ) -> Next {
@@ -89,23 +99,25 @@ impl TcpConnections {
             return Next::Done;
         };
         let service = usize::from(connection.service);
-        if turn.services[service].is_paused() && connection.reading != Reading::Ended {
+        if services[service].is_paused() && connection.reading != Reading::Ended {
             // It is listed again when the pause ends.
             return Next::Done;
         }
         if connection.reading != Reading::Ended && !schedule.allows(connection.service, Kind::Tcp) {
             return Next::Hold(connection.service);
         }
-        if turn.services[service].relays_streams() {
-            return self.read_relayed(turn, schedule, key);
+        if services[service].relays_streams() {
+            return self.read_relayed(turn, services, servers, schedule, key);
         }
-        Next::again_if(self.read_now(turn, schedule, key))
+        Next::again_if(self.read_now(turn, services, servers, schedule, key))
     }
 
     /// Returns whether the connection stays listed.
     fn read_now<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         schedule: &mut Schedule,
         key: StreamKey,
     ) -> bool {
@@ -114,30 +126,39 @@ impl TcpConnections {
         if connection.reading == Reading::Stalled {
             connection.reading = Reading::Open;
             let input = std::mem::take(&mut connection.input);
-            let taken = self.take_messages(turn, schedule, key, &input);
+            let taken = self.take_messages(turn, services, servers, schedule, key, &input);
             self.keep_input(key, input, taken);
         }
         let Some(connection) = self.table.at(key) else { return false };
         match connection.reading {
             // A message that waits for credit is tried every turn. A message that waits for a place in the window is
             // listed again by the write that frees a place, and the worker may sleep meanwhile.
-            Reading::Stalled => return connection.may_take() && !turn.holds_client(service, key),
+            Reading::Stalled => {
+                return connection.may_take() && !servers.holds_client(service, key);
+            }
             Reading::Ended => {
-                self.close_if_done(turn, key);
+                self.close_if_done(turn, services, servers, key);
                 return false;
             }
             Reading::Open if !connection.readable => return false,
             Reading::Open => {}
         }
         let mut scratch = std::mem::take(&mut turn.scratch);
-        let share = &turn.services[service];
+        let share = &services[service];
         let longest = share.framing.request_bytes_max(share.max_message_bytes);
         let bytes_max = longest.clamp(READ_BYTES_MIN, scratch.len());
         let read = turn.nic.read(key, &mut scratch[..bytes_max]);
         let stays = match read {
             Read::Bytes(count) => {
                 let fills_buffer = count == bytes_max;
-                self.take_bytes(turn, schedule, key, &scratch[..count], fills_buffer)
+                self.take_bytes(
+                    turn,
+                    services,
+                    servers,
+                    schedule,
+                    key,
+                    (&scratch[..count], fills_buffer),
+                )
             }
             Read::Empty => {
                 connection.readable = false;
@@ -145,11 +166,11 @@ impl TcpConnections {
             }
             Read::Closed => {
                 connection.reading = Reading::Ended;
-                self.close_if_done(turn, key);
+                self.close_if_done(turn, services, servers, key);
                 false
             }
             Read::Broken => {
-                self.close_connection(turn, key, Close::Reset);
+                self.close_connection(turn, services, servers, key, Close::Reset);
                 false
             }
         };
@@ -161,12 +182,13 @@ impl TcpConnections {
     fn take_bytes<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         schedule: &mut Schedule,
         key: StreamKey,
-        bytes: &[u8],
-        fills_buffer: bool,
+        (bytes, fills_buffer): (&[u8], bool),
     ) -> bool {
-        self.parse(turn, schedule, key, bytes);
+        self.parse(turn, services, servers, schedule, key, bytes);
         let Some(connection) = self.table.at(key) else { return false };
         // A short read has emptied the socket: an event will report more data.
         connection.readable = fills_buffer && !mutants::on("read_once");
@@ -177,7 +199,7 @@ impl TcpConnections {
                 true
             }
             Reading::Ended => {
-                self.close_if_done(turn, key);
+                self.close_if_done(turn, services, servers, key);
                 false
             }
         }
@@ -187,6 +209,8 @@ impl TcpConnections {
     fn parse<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         schedule: &mut Schedule,
         key: StreamKey,
         fresh: &[u8],
@@ -194,7 +218,7 @@ impl TcpConnections {
         turn.busy();
         let connection = self.table.at(key).expect("the caller looked");
         if connection.input.is_empty() {
-            let taken = self.take_messages(turn, schedule, key, fresh);
+            let taken = self.take_messages(turn, services, servers, schedule, key, fresh);
             let Some(connection) = self.table.at(key) else { return };
             if taken < fresh.len() && connection.reading != Reading::Ended {
                 connection.input = self.pool.take();
@@ -203,7 +227,7 @@ impl TcpConnections {
         } else {
             let mut input = std::mem::take(&mut connection.input);
             input.extend_from_slice(fresh);
-            let taken = self.take_messages(turn, schedule, key, &input);
+            let taken = self.take_messages(turn, services, servers, schedule, key, &input);
             self.keep_input(key, input, taken);
         }
     }
@@ -224,47 +248,66 @@ impl TcpConnections {
     fn take_messages<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         schedule: &mut Schedule,
         key: StreamKey,
         bytes: &[u8],
     ) -> usize {
         let Some(connection) = self.table.at(key) else { return 0 };
         let service = usize::from(connection.service);
-        match turn.services[service].chain.take() {
-            None => {
-                self.admit_messages(turn, schedule, Batch::of_clients(service, NoHooks), key, bytes)
-            }
-            Some(chain) => {
-                self.admit_messages(turn, schedule, Batch::of_clients(service, chain), key, bytes)
-            }
+        match services[service].chain.take() {
+            None => self.admit_messages(
+                turn,
+                services,
+                servers,
+                schedule,
+                Batch::of_clients(service, NoHooks),
+                (key, bytes),
+            ),
+            Some(chain) => self.admit_messages(
+                turn,
+                services,
+                servers,
+                schedule,
+                Batch::of_clients(service, chain),
+                (key, bytes),
+            ),
         }
     }
 
     fn admit_messages<N: Nic, H: Hooks>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         schedule: &mut Schedule,
         mut batch: Batch<H>,
-        key: StreamKey,
-        bytes: &[u8],
+        (key, bytes): (StreamKey, &[u8]),
     ) -> usize {
         let mut taken = 0;
         if !H::ATTACHED {
-            self.prepare_bundles(turn, key, bytes);
+            self.prepare_bundles(turn, services, key, bytes);
         }
         loop {
-            let shown =
-                if H::ATTACHED { self.show(turn, &mut batch, key, &bytes[taken..]) } else { 0 };
+            let shown = if H::ATTACHED {
+                self.show(turn, services, &mut batch, key, &bytes[taken..])
+            } else {
+                0
+            };
             // The number of messages that go one by one before bundles are tried again.
             let mut singles = if H::ATTACHED { usize::MAX } else { 0 };
             let mut count = 0;
             loop {
                 if singles == 0 {
-                    let (bundled, next) = self.take_bundles(turn, &mut batch, key, &bytes[taken..]);
+                    let (bundled, next) =
+                        self.take_bundles(turn, services, &mut batch, key, &bytes[taken..]);
                     taken += bundled;
                     singles = next;
                 }
-                let Some(consumed) = self.take_next(turn, &mut batch, key, &bytes[taken..]) else {
+                let Some(consumed) =
+                    self.take_next(turn, services, servers, &mut batch, key, &bytes[taken..])
+                else {
                     break;
                 };
                 taken += consumed;
@@ -281,15 +324,21 @@ impl TcpConnections {
             }
             batch.clear();
         }
-        batch.end(turn, schedule, Kind::Tcp);
+        batch.end(services, schedule, Kind::Tcp);
         taken
     }
 
     /// Messages of one length at the front of `bytes` are dispatched as a burst if they can go as bundles.
     #[inline]
-    fn prepare_bundles<N: Nic>(&mut self, turn: &mut Turn<N>, key: StreamKey, bytes: &[u8]) {
+    fn prepare_bundles<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        key: StreamKey,
+        bytes: &[u8],
+    ) {
         let Some(connection) = self.table.at(key) else { return };
-        let share = &mut turn.services[usize::from(connection.service)];
+        let share = &mut services[usize::from(connection.service)];
         if !share.has_bundles() {
             return;
         }
@@ -305,6 +354,7 @@ impl TcpConnections {
     fn take_bundles<N: Nic, H: Hooks>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
         batch: &mut Batch<H>,
         key: StreamKey,
         rest: &[u8],
@@ -312,7 +362,7 @@ impl TcpConnections {
         let mut taken = 0;
         loop {
             let Some(connection) = self.table.at(key) else { return (taken, 1) };
-            let share = &turn.services[usize::from(connection.service)];
+            let share = &services[usize::from(connection.service)];
             let from = share.bundles_from();
             let has_bundles = share.has_bundles() && share.dispatcher.has_bundles();
             if connection.reading != Reading::Open || !has_bundles {
@@ -328,7 +378,7 @@ impl TcpConnections {
                 return (taken, alike.count);
             }
             let arrival = connection.arrival(turn.index, key, turn.now_ns);
-            match batch.admit_bundle(turn, &arrival, &Stream { bytes, alike }) {
+            match batch.admit_bundle(services, &arrival, &Stream { bytes, alike }) {
                 Ok(count) => {
                     connection.last_message_ns = turn.now_ns;
                     connection.take_many(count as u32);
@@ -345,6 +395,7 @@ impl TcpConnections {
     fn show<N: Nic, H: Hooks>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
         batch: &mut Batch<H>,
         key: StreamKey,
         mut rest: &[u8],
@@ -353,7 +404,7 @@ impl TcpConnections {
         if connection.reading != Reading::Open {
             return 0;
         }
-        let share = &turn.services[usize::from(connection.service)];
+        let share = &services[usize::from(connection.service)];
         let mut parser = connection.parser;
         let mut arrival = connection.arrival(turn.index, key, turn.now_ns);
         let mut count = 0;
@@ -386,6 +437,8 @@ impl TcpConnections {
     fn take_next<N: Nic, H: Hooks>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         batch: &mut Batch<H>,
         key: StreamKey,
         rest: &[u8],
@@ -398,7 +451,7 @@ impl TcpConnections {
             connection.reading = Reading::Stalled;
             return None;
         }
-        let share = &turn.services[usize::from(connection.service)];
+        let share = &services[usize::from(connection.service)];
         let before = connection.parser;
         let max = share.max_message_bytes;
         match share.framing.parse_request(&mut connection.parser, rest, max) {
@@ -406,12 +459,19 @@ impl TcpConnections {
             Ok(Parsed::Skipped { consumed }) => {
                 batch.skip(consumed as u64);
                 // The chain has been shown what follows, and not these bytes.
-                let next = self.take_next(turn, batch, key, &rest[consumed..]);
+                let next = self.take_next(turn, services, servers, batch, key, &rest[consumed..]);
                 Some(consumed + next.unwrap_or(0))
             }
             Ok(Parsed::Message { consumed, start, end, expects }) => {
                 connection.crlf = consumed - end == b"\r\n".len();
-                if self.take_message(turn, batch, key, &rest[start..end], expects) {
+                if self.take_message(
+                    turn,
+                    services,
+                    servers,
+                    batch,
+                    key,
+                    (&rest[start..end], expects),
+                ) {
                     return Some(consumed);
                 }
                 // It waits, and is parsed again later.
@@ -424,12 +484,12 @@ impl TcpConnections {
             Ok(Parsed::Refused { consumed, error, silent }) => {
                 let sequence = connection.take();
                 let (service, crlf) = (usize::from(connection.service), connection.crlf);
-                count_refused(turn, batch, service, error);
+                count_refused(services, batch, service, error);
                 let outcome = match silent {
                     true => Outcome::Nothing,
-                    false => self.loss_outcome(turn, service, crlf, error.into()),
+                    false => self.loss_outcome(services, service, crlf, error.into()),
                 };
-                self.record(turn, key, sequence, outcome);
+                self.record(services, key, sequence, outcome);
                 Some(consumed)
             }
             Ok(Parsed::Quit { consumed }) => {
@@ -437,77 +497,84 @@ impl TcpConnections {
                 Some(consumed)
             }
             Err(error) => {
-                self.refuse_stream(turn, batch, key, error);
+                self.refuse_stream(services, batch, key, error);
                 None
             }
         }
     }
 
     /// Ends a stream that cannot be parsed any further: the error reply, in its place, then the close.
-    fn refuse_stream<N: Nic, H: Hooks>(
+    fn refuse_stream<H: Hooks>(
         &mut self,
-        turn: &mut Turn<N>,
+        services: &mut Services,
         batch: &mut Batch<H>,
         key: StreamKey,
         error: FramingError,
     ) {
         let connection = self.table.at(key).expect("the caller looked");
         let service = usize::from(connection.service);
-        count_refused(turn, batch, service, error);
+        count_refused(services, batch, service, error);
         connection.reading = Reading::Ended;
         let (sequence, crlf) = (connection.take(), connection.crlf);
-        let framing = turn.services[service].framing;
+        let framing = services[service].framing;
         let last = self.terms[service].error_reply(framing, crlf, error.into());
-        self.record(turn, key, sequence, Outcome::Close(last.unwrap_or(ErrorBytes::NONE)));
+        self.record(services, key, sequence, Outcome::Close(last.unwrap_or(ErrorBytes::NONE)));
     }
 
     /// Admits one message of a connection. False: it has to wait.
     fn take_message<N: Nic, H: Hooks>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         batch: &mut Batch<H>,
         key: StreamKey,
-        mut payload: &[u8],
-        expects: Expects,
+        (mut payload, expects): (&[u8], Expects),
     ) -> bool {
         let connection = self.table.at(key).expect("the caller looked");
         let service = usize::from(connection.service);
         let arrival = Arrival { expects, ..connection.arrival(turn.index, key, turn.now_ns) };
         let Origin::Client(to) = arrival.origin else { return true };
-        let admitted = batch.admit(turn, &arrival, &mut payload, Waits::InPlace);
+        let admitted = batch.admit(turn, services, servers, &arrival, &mut payload, Waits::InPlace);
         if admitted == Admitted::Held {
             return false;
         }
         connection.last_message_ns = turn.now_ns;
         let number = connection.take();
         let request = Awaited { to, number, expects };
-        let is_answered = turn.services[service].is_answered(expects);
+        let is_answered = services[service].is_answered(expects);
         match admitted {
             // Its place in the order of replies is already empty, whatever the result.
             _ if !is_answered => {
                 if H::ATTACHED && admitted == Admitted::Answered {
-                    turn.services[service].count_consumed(1);
+                    services[service].count_consumed(1);
                 }
-                self.record(turn, key, number, Outcome::Nothing);
+                self.record(services, key, number, Outcome::Nothing);
             }
-            Admitted::Lost(reason) => self.deliver_loss(turn, service, &request, reason),
+            Admitted::Lost(reason) => self.deliver_loss(services, service, &request, reason),
             Admitted::Answered => {
-                self.deliver_payload(turn, service, &request, batch.reply());
+                self.deliver_payload(services, service, &request, batch.reply());
             }
-            Admitted::Consumed => self.record(turn, key, number, Outcome::Nothing),
+            Admitted::Consumed => self.record(services, key, number, Outcome::Nothing),
             Admitted::Accepted | Admitted::Held => {}
         }
         true
     }
 
     /// Draining one service, or all: complete messages that wait for credit are dropped, everything else is not read.
-    pub(super) fn stop_reading<N: Nic>(&mut self, turn: &mut Turn<N>, service: Option<u16>) {
+    pub(super) fn stop_reading<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
+        service: Option<u16>,
+    ) {
         for key in 0..self.table.len() as StreamKey {
             let Some(connection) = self.table.at(key) else { continue };
             if service.is_some_and(|of| connection.service != of) {
                 continue;
             }
-            let share = &turn.services[usize::from(connection.service)];
+            let share = &services[usize::from(connection.service)];
             if share.relays_streams() {
                 // It has no messages: it goes on until it ends, or the drain time is over.
                 continue;
@@ -527,21 +594,21 @@ impl TcpConnections {
                 }
             }
             self.pool.give(input);
-            self.close_if_done(turn, key);
+            self.close_if_done(turn, services, servers, key);
         }
     }
 }
 
 /// Counts bytes that are refused.
-fn count_refused<N: Nic, H: Hooks>(
-    turn: &Turn<N>,
+fn count_refused<H: Hooks>(
+    services: &Services,
     batch: &mut Batch<H>,
     service: usize,
     error: FramingError,
 ) {
     match error.drop_reason() {
         // The message was recognized as complete: it counts as received.
-        DropReason::TooLong => batch.refuse(turn, 0, DropReason::TooLong),
-        _ => turn.services[service].count_lost(DropReason::BadFraming, 1),
+        DropReason::TooLong => batch.refuse(services, 0, DropReason::TooLong),
+        _ => services[service].count_lost(DropReason::BadFraming, 1),
     }
 }

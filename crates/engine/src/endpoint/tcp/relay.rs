@@ -8,23 +8,26 @@ use wire::session::{Origin, ReplyTo};
 use super::TcpConnections;
 use super::connection::Reading;
 use super::read::Next;
+use crate::admit::servers::{Relayed, Servers};
 use crate::base::topology::CHUNK_BYTES;
-use crate::endpoint::upstream::relay::Relayed;
+use crate::base::turn::Turn;
 use crate::schedule::{Kind, Schedule, Taken};
-use crate::turn::Turn;
+use crate::service::services::Services;
 
 impl TcpConnections {
     /// Reads a connection once.
     pub(super) fn read_relayed<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         schedule: &mut Schedule,
         key: StreamKey,
     ) -> Next {
         let Some(connection) = self.table.at(key) else { return Next::Done };
         let service = usize::from(connection.service);
         if connection.reading == Reading::Ended {
-            self.close_finished_relay(turn, key);
+            self.close_finished_relay(turn, services, servers, key);
             return Next::Done;
         }
         if connection.reading == Reading::Stalled {
@@ -36,11 +39,11 @@ impl TcpConnections {
         }
         let arrival = connection.arrival(turn.index, key, turn.now_ns);
         let Origin::Client(to) = arrival.origin else { return Next::Done };
-        match turn.begin_relay(service, &to) {
+        match servers.begin_relay(turn, services, service, &to) {
             Relayed::Ready => {}
             Relayed::Waits => return Next::Done,
             Relayed::Refused => {
-                self.close_connection(turn, key, Close::Reset);
+                self.close_connection(turn, services, servers, key, Close::Reset);
                 return Next::Done;
             }
         }
@@ -48,7 +51,7 @@ impl TcpConnections {
         if !connection.readable {
             return Next::Done;
         }
-        if turn.services[service].refuses_chunk(turn.index) {
+        if services[service].refuses_chunk(turn.index) {
             return Next::Hold(connection.service);
         }
         let mut scratch = std::mem::take(&mut turn.scratch);
@@ -60,8 +63,14 @@ impl TcpConnections {
                 let stays = connection.readable;
                 turn.busy();
                 let request = RequestId { origin: arrival.origin, number };
-                let passed =
-                    self.relay_chunk(turn, schedule, (service, &to), &request, &scratch[..count]);
+                let passed = self.relay_chunk(
+                    turn,
+                    services,
+                    servers,
+                    schedule,
+                    (service, &to),
+                    (&request, &scratch[..count]),
+                );
                 passed && stays
             }
             Read::Empty => {
@@ -70,12 +79,12 @@ impl TcpConnections {
             }
             Read::Closed => {
                 connection.reading = Reading::Ended;
-                turn.end_relay_input(service, key);
-                self.close_finished_relay(turn, key);
+                servers.end_relay_input(turn, service, key);
+                self.close_finished_relay(turn, services, servers, key);
                 false
             }
             Read::Broken => {
-                self.close_connection(turn, key, Close::Reset);
+                self.close_connection(turn, services, servers, key, Close::Reset);
                 false
             }
         };
@@ -87,36 +96,39 @@ impl TcpConnections {
     fn relay_chunk<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         schedule: &mut Schedule,
         (service, to): (usize, &ReplyTo),
-        request: &RequestId,
-        chunk: &[u8],
+        (request, chunk): (&RequestId, &[u8]),
     ) -> bool {
-        let share = &mut turn.services[service];
+        let share = &mut services[service];
         share.count_received(1);
         share.count_received_bytes(chunk.len() as u64);
         let mut function_ns = 0;
         let lost = match share.chain.take() {
-            None => turn.relay_to_server(service, to.key, chunk),
+            None => servers.relay_to_server(turn, services, service, to.key, chunk),
             Some(mut chain) => {
                 let (outcome, bytes) =
                     chain.decide_chunk(Direction::Requests, request, chunk, &|| turn.clock_ns());
                 let lost = match outcome {
-                    Outcome::Pass => turn.relay_to_server(service, to.key, bytes),
+                    Outcome::Pass => {
+                        servers.relay_to_server(turn, services, service, to.key, bytes)
+                    }
                     Outcome::Reply => {
-                        self.relay_to_client(turn, to, bytes);
+                        self.relay_to_client(turn, services, servers, to, bytes);
                         self.stall_unsent(to);
                         None
                     }
                     Outcome::Deliver => {
-                        turn.services[service].count_consumed(1);
+                        services[service].count_consumed(1);
                         None
                     }
                     Outcome::Steer(_) => Some(DropReason::MqueueDead),
                     Outcome::Drop(reason) => Some(reason),
                 };
                 chain.clear_chunk();
-                let share = &mut turn.services[service];
+                let share = &mut services[service];
                 share.chain = Some(chain);
                 function_ns = share.take_function_ns();
                 lost
@@ -125,8 +137,8 @@ impl TcpConnections {
         let taken = Taken { messages: 1, bytes: chunk.len() as u64, function_ns };
         schedule.charge(service, Kind::Tcp, taken);
         if let Some(reason) = lost {
-            turn.services[service].count_lost(reason, 1);
-            self.close_connection(turn, to.key, Close::Reset);
+            services[service].count_lost(reason, 1);
+            self.close_connection(turn, services, servers, to.key, Close::Reset);
         }
         lost.is_none() && self.table.in_generation(to.key, to.generation).is_some()
     }
@@ -141,11 +153,13 @@ impl TcpConnections {
     pub(crate) fn relay_to_client<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         to: &ReplyTo,
         bytes: &[u8],
     ) {
         let Some(connection) = self.table.in_generation(to.key, to.generation) else { return };
-        let share = &turn.services[usize::from(connection.service)];
+        let share = &services[usize::from(connection.service)];
         connection.last_message_ns = turn.now_ns;
         let mut taken = 0;
         if connection.unsent().is_empty() {
@@ -154,7 +168,7 @@ impl TcpConnections {
                 Written::Full => {}
                 Written::Broken => {
                     share.count_lost(DropReason::ClientGone, 1);
-                    return self.close_connection(turn, to.key, Close::Reset);
+                    return self.close_connection(turn, services, servers, to.key, Close::Reset);
                 }
             }
             if taken == bytes.len() {
@@ -178,20 +192,32 @@ impl TcpConnections {
     }
 
     /// Everything that waited for a client may have been written: its server is read again, or it gets the end that the server has sent.
-    pub(crate) fn relay_written<N: Nic>(&mut self, turn: &mut Turn<N>, key: StreamKey) {
+    pub(crate) fn relay_written<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
+        key: StreamKey,
+    ) {
         let Some(connection) = self.table.at(key) else { return };
         let service = usize::from(connection.service);
-        if connection.unsent().is_empty() && turn.relay_taken(service, key) {
-            self.close_connection(turn, key, Close::Graceful);
+        if connection.unsent().is_empty() && servers.relay_taken(turn, service, key) {
+            self.close_connection(turn, services, servers, key, Close::Graceful);
         }
     }
 
     /// Closes a connection if both sides have ended.
-    pub(super) fn close_finished_relay<N: Nic>(&mut self, turn: &mut Turn<N>, key: StreamKey) {
+    pub(super) fn close_finished_relay<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
+        key: StreamKey,
+    ) {
         let Some(connection) = self.table.at(key) else { return };
         let service = usize::from(connection.service);
-        if turn.is_relay_finished(service, key) {
-            self.close_connection(turn, key, Close::Graceful);
+        if servers.is_relay_finished(service, key) {
+            self.close_connection(turn, services, servers, key, Close::Graceful);
         }
     }
 
@@ -199,11 +225,13 @@ impl TcpConnections {
     pub(crate) fn end_relayed<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         to: &ReplyTo,
         reason: DropReason,
     ) {
         if self.table.in_generation(to.key, to.generation).is_some() {
-            self.end_connection(turn, to.key, Close::Reset, reason);
+            self.end_connection(turn, services, servers, to.key, Close::Reset, reason);
         }
     }
 }

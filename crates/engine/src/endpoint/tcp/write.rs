@@ -9,21 +9,23 @@ use wire::session::{BundleRequests, Origin, ReplyTo};
 use super::TcpConnections;
 use super::connection::{Outcome, Reading};
 use super::terms::ErrorBytes;
+use crate::admit::servers::Servers;
 use crate::base::arrival::Awaited;
+use crate::base::turn::Turn;
 use crate::service::bundle::table::Completion;
-use crate::turn::Turn;
+use crate::service::services::Services;
 
 impl TcpConnections {
     /// A reply for a connection; its request is no longer in flight.
-    pub(super) fn deliver_payload<N: Nic>(
+    pub(super) fn deliver_payload(
         &mut self,
-        turn: &mut Turn<N>,
+        services: &mut Services,
         service: usize,
         request: &Awaited,
         payload: &[u8],
     ) {
         let Awaited { to, number, expects } = *request;
-        let share = &turn.services[service];
+        let share = &services[service];
         let connection = self.table.in_generation(to.key, to.generation);
         let Some(connection) = connection.filter(|connection| !connection.closing) else {
             return share.count_lost(DropReason::ClientGone, 1);
@@ -32,7 +34,7 @@ impl TcpConnections {
         if expects == Expects::ReplyOrNothing && payload.is_empty() {
             // The kernel sends no reply: nothing is sent, and the place in the order is complete.
             share.count_consumed(1);
-            return self.record(turn, to.key, number, Outcome::Nothing);
+            return self.record(services, to.key, number, Outcome::Nothing);
         }
         if connection.is_due(number) {
             let len = payload.len() as u32;
@@ -41,22 +43,22 @@ impl TcpConnections {
             let replied = table.change(to.key, |c| c.reply_now(len, pool, encode));
             if replied.is_some_and(|replied| replied.is_err()) {
                 share.count_lost(DropReason::ReplyUnframable, 1);
-                return self.deliver_loss(turn, service, request, DropReason::ReplyUnframable);
+                return self.deliver_loss(services, service, request, DropReason::ReplyUnframable);
             }
-            return self.recorded(turn, to.key, service);
+            return self.recorded(services, to.key, service);
         }
         if self.table.early_bytes + payload.len() > self.limits.early_bytes {
             share.count_lost(DropReason::ReplyMemory, 1);
-            return self.deliver_loss(turn, service, request, DropReason::ReplyMemory);
+            return self.deliver_loss(services, service, request, DropReason::ReplyMemory);
         }
         let mut encoded = self.pool.take();
         if framing.encode_reply(payload, &mut encoded).is_err() {
             self.pool.give(encoded);
             share.count_lost(DropReason::ReplyUnframable, 1);
-            return self.deliver_loss(turn, service, request, DropReason::ReplyUnframable);
+            return self.deliver_loss(services, service, request, DropReason::ReplyUnframable);
         }
         let outcome = Outcome::Reply { encoded, payload: payload.len() as u32 };
-        self.record(turn, to.key, number, outcome);
+        self.record(services, to.key, number, outcome);
     }
 
     /// Writes replies of a completion to their connection, those that are due as one piece. Returns the messages that have an outcome; the others have
@@ -64,11 +66,12 @@ impl TcpConnections {
     pub(crate) fn deliver_bundle<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
         service: usize,
         mqueue: u32,
         completion: &Completion,
     ) -> u64 {
-        let share = &mut turn.services[service];
+        let share = &mut services[service];
         let Some(bundle) = share.sessions.find_bundle(completion.token, mqueue) else { return 0 };
         let BundleRequests { origin, number, .. } = *bundle.requests();
         let Origin::Client(to) = origin else { return 0 };
@@ -95,20 +98,20 @@ impl TcpConnections {
         }
         share.end_messages(completion.token, mqueue, decided);
         if decided != 0 {
-            self.recorded(turn, to.key, service);
+            self.recorded(services, to.key, service);
         }
         decided
     }
 
     /// What a client gets for a request that is lost: the error reply of the protocol or of the service, or the end of the connection.
-    pub(super) fn loss_outcome<N: Nic>(
+    pub(super) fn loss_outcome(
         &self,
-        turn: &Turn<N>,
+        services: &Services,
         service: usize,
         crlf: bool,
         what: ErrorReply,
     ) -> Outcome {
-        let framing = turn.services[service].framing;
+        let framing = services[service].framing;
         match self.terms[service].error_reply(framing, crlf, what) {
             Some(bytes) => Outcome::Error(bytes),
             None => Outcome::Close(ErrorBytes::NONE),
@@ -116,9 +119,9 @@ impl TcpConnections {
     }
 
     /// A request of a connection was lost, and counted.
-    pub(super) fn deliver_loss<N: Nic>(
+    pub(super) fn deliver_loss(
         &mut self,
-        turn: &mut Turn<N>,
+        services: &mut Services,
         service: usize,
         request: &Awaited,
         reason: DropReason,
@@ -131,18 +134,18 @@ impl TcpConnections {
         let outcome = if expects == Expects::ReplyOrNothing && kernel_choice {
             Outcome::Nothing
         } else {
-            self.loss_outcome(turn, service, crlf, reason.error_reply())
+            self.loss_outcome(services, service, crlf, reason.error_reply())
         };
-        self.record(turn, to.key, number, outcome);
+        self.record(services, to.key, number, outcome);
     }
 
     /// A client's connection ends after the replies to what it has asked.
-    pub(crate) fn end_after_replies<N: Nic>(&mut self, turn: &mut Turn<N>, to: &ReplyTo) {
+    pub(crate) fn end_after_replies(&mut self, services: &mut Services, to: &ReplyTo) {
         let connection = self.table.in_generation(to.key, to.generation);
         let Some(connection) = connection.filter(|connection| !connection.closing) else { return };
         connection.reading = Reading::Ended;
         let sequence = connection.take();
-        self.record(turn, to.key, sequence, Outcome::Close(ErrorBytes::NONE));
+        self.record(services, to.key, sequence, Outcome::Close(ErrorBytes::NONE));
     }
 
     /// Bytes that wait for a client.
@@ -157,9 +160,9 @@ impl TcpConnections {
     }
 
     /// Records an outcome on a connection.
-    pub(super) fn record<N: Nic>(
+    pub(super) fn record(
         &mut self,
-        turn: &mut Turn<N>,
+        services: &mut Services,
         key: StreamKey,
         sequence: u64,
         outcome: Outcome,
@@ -168,18 +171,24 @@ impl TcpConnections {
         let service = usize::from(connection.service);
         let Self { table, pool, .. } = self;
         table.change(key, |c| c.settle(sequence, outcome, pool));
-        self.recorded(turn, key, service);
+        self.recorded(services, key, service);
     }
 
     /// After an outcome: the connection may have bytes to write, a free place, or may have to be closed.
-    fn recorded<N: Nic>(&mut self, turn: &Turn<N>, key: StreamKey, service: usize) {
+    fn recorded(&mut self, services: &Services, key: StreamKey, service: usize) {
         let connection = self.table.at(key).expect("the caller looked");
-        turn.services[service].count_lost(DropReason::ClientGone, connection.take_lost());
+        services[service].count_lost(DropReason::ClientGone, connection.take_lost());
         self.list_to_write(key);
     }
 
     /// One write.
-    pub(super) fn write<N: Nic>(&mut self, turn: &mut Turn<N>, key: StreamKey) {
+    pub(super) fn write<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
+        key: StreamKey,
+    ) {
         let Some(connection) = self.table.at(key) else { return };
         connection.dirty = false;
         let service = usize::from(connection.service);
@@ -194,7 +203,7 @@ impl TcpConnections {
                     connection.last_message_ns = turn.now_ns;
                     let Self { table, pool, .. } = self;
                     let sent = table.change(key, |c| c.sent(count, pool)).unwrap_or_default();
-                    let share = &turn.services[service];
+                    let share = &services[service];
                     share.count_replied(sent.replies);
                     share.count_replied_bytes(sent.payload);
                     if count > 0 && partial {
@@ -207,10 +216,12 @@ impl TcpConnections {
                         connection.blocked_since_ns = turn.now_ns.max(1);
                     }
                 }
-                Written::Broken => return self.close_connection(turn, key, Close::Reset),
+                Written::Broken => {
+                    return self.close_connection(turn, services, servers, key, Close::Reset);
+                }
             }
         }
-        self.close_if_done(turn, key);
+        self.close_if_done(turn, services, servers, key);
         // A message that waits may now have a place.
         if self.table.at(key).is_some_and(|c| c.reading == Reading::Stalled) {
             self.list_to_read(key);
@@ -218,10 +229,16 @@ impl TcpConnections {
     }
 
     /// Closes a connection whose client sends nothing more and has no reply due.
-    pub(super) fn close_if_done<N: Nic>(&mut self, turn: &mut Turn<N>, key: StreamKey) {
+    pub(super) fn close_if_done<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
+        key: StreamKey,
+    ) {
         let Some(connection) = self.table.at(key) else { return };
-        if turn.services[usize::from(connection.service)].relays_streams() {
-            return self.relay_written(turn, key);
+        if services[usize::from(connection.service)].relays_streams() {
+            return self.relay_written(turn, services, servers, key);
         }
         let flushed = connection.unsent().is_empty() || mutants::on("close_unflushed");
         let ended = connection.reading == Reading::Ended && connection.unsettled() == 0;
@@ -231,9 +248,9 @@ impl TcpConnections {
         let (closing, service) = (connection.closing, usize::from(connection.service));
         // Commands without an answer go to an upstream server even if what follows them cannot be parsed. Where there are none, a
         // lost request without an error reply ends the connection at once.
-        let at_once = closing && turn.services[service].framing.fence().is_none();
-        if at_once || !turn.delays_close(service, key) {
-            self.close_connection(turn, key, Close::Graceful);
+        let at_once = closing && services[service].framing.fence().is_none();
+        if at_once || !servers.delays_close(service, key) {
+            self.close_connection(turn, services, servers, key, Close::Graceful);
         }
     }
 
@@ -242,42 +259,46 @@ impl TcpConnections {
     pub(crate) fn close_connection<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         key: StreamKey,
         how: Close,
     ) {
-        self.end_connection(turn, key, how, DropReason::ClientGone);
+        self.end_connection(turn, services, servers, key, how, DropReason::ClientGone);
     }
 
     /// Closes a connection whose waiting replies are lost for `reason`.
     pub(super) fn end_connection<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        servers: &mut impl Servers<N>,
         key: StreamKey,
         how: Close,
         reason: DropReason,
     ) {
         let Some(connection) = self.table.at(key) else { return };
         let service = usize::from(connection.service);
-        let relays = turn.services[service].relays_streams();
+        let relays = services[service].relays_streams();
         let is_whole =
-            connection.unsent().is_empty() && (!relays || turn.is_relay_finished(service, key));
+            connection.unsent().is_empty() && (!relays || servers.is_relay_finished(service, key));
         let how = if is_whole { how } else { Close::Reset };
         let next = connection.arrival(turn.index, key, turn.now_ns);
         if let (Some(chain), Origin::Client(client)) =
-            (turn.services[service].chain.as_deref_mut(), next.origin)
+            (services[service].chain.as_deref_mut(), next.origin)
         {
             chain.forget(&client, next.number);
         }
         if let Origin::Client(client) = next.origin {
-            turn.services[service].tell_gone(client, turn.now_ns);
+            services[service].tell_gone(client, turn.now_ns);
         }
-        if turn.services[service].upstream.is_some() {
-            turn.close_stream(service, key);
+        if services[service].is_proxy() {
+            servers.close_stream(turn, services, service, key);
         }
         let lost = self.table.close(key, &mut self.pool);
         turn.nic.close(key, how);
         turn.shared.release_connection(turn.index);
-        let share = &turn.services[service];
+        let share = &services[service];
         share.end_connection();
         share.counters.connections_closed.one();
         share.count_lost(reason, lost);

@@ -2,24 +2,24 @@
 
 use wire::admission::reply_allowed;
 use wire::framing::Expects;
-use wire::nic::{Nic, UDP_PAYLOAD_MAX};
+use wire::nic::UDP_PAYLOAD_MAX;
 use wire::session::Origin;
 
 use super::UdpPort;
 use crate::admit::Batch;
 use crate::service::chain::Hooks;
-use crate::turn::Turn;
+use crate::service::services::Services;
 
 impl UdpPort {
     /// Appends the answers to datagrams that the chain was shown, from `index` on, up to the first datagram with another outcome or
     /// whose answer needs more than a place in the batch that is sent. Returns the index of that one.
-    pub(super) fn answer_shown<N: Nic, H: Hooks>(
+    pub(super) fn answer_shown<H: Hooks>(
         &mut self,
-        turn: &mut Turn<N>,
+        services: &mut Services,
         batch: &mut Batch<H>,
         index: usize,
     ) -> usize {
-        let share = &turn.services[usize::from(self.port.service)];
+        let share = &services[usize::from(self.port.service)];
         if !share.is_answered(Expects::Reply) {
             return index;
         }
@@ -39,8 +39,8 @@ impl UdpPort {
         }
         if next > index {
             // Nothing was sent meanwhile: no snapshot shows more ends than requests.
-            batch.count_now(turn);
-            turn.services[usize::from(self.port.service)].count_replied_bytes(replied_bytes);
+            batch.count_now(services);
+            services[usize::from(self.port.service)].count_replied_bytes(replied_bytes);
         }
         next
     }

@@ -11,10 +11,11 @@ use wire::admission::reply_allowed;
 use wire::nic::{Nic, UDP_PAYLOAD_MAX};
 use wire::session::{Origin, Token};
 
+use crate::base::turn::Turn;
 use crate::endpoint::udp::{Leaving, NoRoom, UdpPort, UdpPorts};
 use crate::service::bundle::table::Completion;
+use crate::service::services::Services;
 use crate::service::share::ServiceShare;
-use crate::turn::Turn;
 
 /// From how many bytes on the replies of a completion are not copied.
 const IN_PLACE_BYTES: usize = 1024;
@@ -43,23 +44,23 @@ impl UdpPort {
 
     /// Replies that were to leave from pools have left, or are copied: the buffers are not in use any more.
     #[inline]
-    pub(super) fn end_loans<N: Nic>(&mut self, turn: &mut Turn<N>) {
+    pub(super) fn end_loans(&mut self, services: &mut Services) {
         if self.leaving.is_empty() {
             return;
         }
         self.tx.detach();
         for Leaving { service, mqueue, token } in self.leaving.drain(..) {
-            turn.services[usize::from(service)].release_bundle(token, mqueue);
+            services[usize::from(service)].release_bundle(token, mqueue);
         }
     }
 }
 
 impl UdpPorts {
     /// A pool of a service of this worker ends: no reply may leave from it any more.
-    pub(crate) fn forget_pools<N: Nic>(&mut self, turn: &mut Turn<N>) {
+    pub(crate) fn forget_pools(&mut self, services: &mut Services) {
         self.rx.forget_lent();
         for udp in &mut self.ports {
-            udp.end_loans(turn);
+            udp.end_loans(services);
             udp.tx.forget_lent();
         }
     }
@@ -69,12 +70,13 @@ impl UdpPorts {
     pub(crate) fn deliver_bundle<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
         service: usize,
         mqueue: u32,
         completion: &Completion,
     ) -> u64 {
         let Completion { token, replies, messages, .. } = completion;
-        let share = &turn.services[service];
+        let share = &services[service];
         let Some(bundle) = share.sessions.find_bundle(*token, mqueue) else { return *messages };
         let requests = *bundle.requests();
         let Origin::Datagram { port, peer, local } = requests.origin else { return *messages };
@@ -91,11 +93,11 @@ impl UdpPorts {
             let room =
                 if len <= UDP_PAYLOAD_MAX && allowed { udp.tx.room_for_many(len) } else { 0 };
             if room == 0 {
-                match udp.make_room(turn, port, request_len, len) {
+                match udp.make_room(turn, services, port, request_len, len) {
                     NoRoom::Made => {}
                     NoRoom::Still => break,
                     NoRoom::Never(reason) => {
-                        let share = &mut turn.services[service];
+                        let share = &mut services[service];
                         share.end_messages(*token, mqueue, 1 << first);
                         share.count_dropped_request(reason);
                         decided |= 1 << first;
@@ -110,7 +112,7 @@ impl UdpPorts {
             let count = alike.min(room as u32);
             let place = completion.place_of(first);
             let at = completion.at(place);
-            let share = &mut turn.services[service];
+            let share = &mut services[service];
             let (to, shape) = ((peer, local), (len, count as usize));
             let no_gaps = len == 0 || count == 1 || replies.stride() as usize == len;
             let in_place = no_gaps && len * count as usize >= IN_PLACE_BYTES;

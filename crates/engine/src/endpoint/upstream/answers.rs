@@ -6,43 +6,48 @@ use wire::nic::{Event, Nic, RxBatch};
 use wire::session::{Origin, Request};
 
 use super::flows::Ends;
+use super::{Upstreams, of};
 use crate::base::arrival::Awaited;
-use crate::endpoint::set::Endpoints;
+use crate::base::turn::Turn;
+use crate::depart::{Depart, Destinations};
+use crate::endpoint::clients::Clients;
 use crate::schedule::Schedule;
 use crate::service::chain::ShownReply;
-use crate::turn::Turn;
+use crate::service::services::Services;
 
-impl Endpoints {
+impl Upstreams {
     /// Sends what this turn has collected for upstream servers, and takes what they have answered.
     // Not inline: a worker without proxies does not come here.
     #[inline(never)]
-    pub(crate) fn exchange_upstream<N: Nic>(
+    pub(crate) fn exchange_all<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        clients: &mut Clients,
         schedule: &mut Schedule,
     ) {
-        turn.send_upstream();
-        self.resume_streams(turn);
-        if turn.upstream.has_some() {
-            self.gather_datagrams(turn, schedule);
-            self.gather_streams(turn, schedule);
+        self.send(turn, services);
+        self.resume_streams(clients);
+        if self.batch.has_some() {
+            self.gather_datagrams(turn, services, clients, schedule);
+            self.gather_streams(turn, services, clients, schedule);
         }
     }
 
-    /// Once a millisecond: time-outs, and flows that are idle.
-    pub(crate) fn expire_upstream<N: Nic>(&mut self, turn: &mut Turn<N>, service: usize) {
-        turn.expire_flows(service);
-        self.expire_streams(turn, service);
-    }
-
     /// Reads each socket of a flow that may have datagrams, once.
-    fn gather_datagrams<N: Nic>(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
+    fn gather_datagrams<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        clients: &mut Clients,
+        schedule: &mut Schedule,
+    ) {
         // The messages of the last receive call have been admitted: its buffers are used again while they are in the cache.
-        let mut rx = self.udp.take_rx();
-        let ready = turn.upstream.take_ready();
+        let mut rx = clients.udp.take_rx();
+        let ready = self.batch.take_ready();
         for (service, flow) in ready.iter().copied() {
             let slot = usize::from(service);
-            let upstream = turn.services[slot].upstream.as_deref_mut();
+            let upstream = of(&mut self.by_slot, slot);
             let Some(entry) = upstream.and_then(|upstream| upstream.flows.get(flow)) else {
                 continue;
             };
@@ -55,28 +60,30 @@ impl Endpoints {
             let read = turn.nic.read_datagrams(key, &mut rx);
             bounced |= read.bounced;
             turn.busy();
-            let ended = self.take_answers(turn, slot, (flow, &origin), &rx);
+            let ended = self.take_answers(turn, services, clients, slot, (flow, &origin), &rx);
             if schedule.is_shared() {
                 schedule.charge_replies(slot, ended, 0);
             }
             if bounced {
-                turn.refuse_flow(slot, flow);
+                self.refuse_flow(services, slot, flow);
             }
             if read.more {
-                turn.flow_event(Event::Readable(key), service, flow);
+                self.flow_event(Event::Readable(key), service, flow);
             }
         }
         for (service, _) in ready.iter().copied() {
-            self.deliver_shown(turn, service.into());
+            clients.deliver_shown(turn, services, self, service.into());
         }
-        turn.upstream.give_back(ready);
-        self.udp.put_rx(rx);
+        self.batch.give_back(ready);
+        clients.udp.put_rx(rx);
     }
 
     /// Takes the answers that one read brought. Returns how many requests they ended.
     fn take_answers<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        clients: &mut Clients,
         service: usize,
         (flow, origin): (u32, &Origin),
         rx: &RxBatch,
@@ -84,8 +91,8 @@ impl Endpoints {
         let now_ns = turn.now_ns;
         let mut ended = 0;
         for datagram in &rx.items {
-            let share = &mut turn.services[service];
-            let Some(upstream) = share.upstream.as_deref_mut() else { return ended };
+            let share = &mut services[service];
+            let Some(upstream) = of(&mut self.by_slot, service) else { return ended };
             let payload = rx.payload(datagram);
             let frame = match share.framing {
                 Framing::Memcached => UdpHeader::split_answer(payload),
@@ -112,7 +119,7 @@ impl Endpoints {
                         received_ns: now_ns,
                         expects: Expects::Reply,
                     };
-                    self.take_answer(turn, service, &request, payload);
+                    self.take_answer(turn, services, clients, service, &request, payload);
                 }
             }
         }
@@ -123,29 +130,39 @@ impl Endpoints {
     pub(super) fn take_answer<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        clients: &mut Clients,
         service: usize,
         request: &Request,
         answer: &[u8],
     ) {
-        let share = &mut turn.services[service];
+        let share = &mut services[service];
         if answer.len() > share.max_reply_bytes {
             share.tell_done(request.origin, request.number);
-            return self.drop_request(turn, service, request, DropReason::ReplyTooLong);
+            return clients.drop_request(
+                turn,
+                services,
+                service,
+                request,
+                DropReason::ReplyTooLong,
+            );
         }
         let Some(chain) = share.chain.as_mut() else {
             let Request { origin, number, expects, .. } = *request;
             return match origin {
                 Origin::Client(to) => {
                     let awaited = Awaited { to, number, expects };
-                    self.settle(turn, service, &awaited, Ok(answer));
+                    clients.settle(turn, services, service, &awaited, Ok(answer));
                 }
-                Origin::Datagram { .. } => self.answer_datagram(turn, service, &origin, 0, answer),
+                Origin::Datagram { .. } => {
+                    clients.answer_datagram(turn, services, self, (service, &origin), 0, answer)
+                }
             };
         };
         if !chain.has_room(answer.len()) {
-            self.deliver_shown(turn, service);
+            clients.deliver_shown(turn, services, self, service);
         }
-        if let Some(chain) = turn.services[service].chain.as_mut() {
+        if let Some(chain) = services[service].chain.as_mut() {
             chain.show_reply(
                 ShownReply { request: *request, sampled: false },
                 answer.len(),
@@ -155,25 +172,5 @@ impl Endpoints {
                 },
             );
         }
-    }
-
-    /// Sends a reply to a datagram of this many bytes. A proxy limits the replies of a flow by all its requests.
-    pub(crate) fn answer_datagram<N: Nic>(
-        &mut self,
-        turn: &mut Turn<N>,
-        service: usize,
-        origin: &Origin,
-        request_len: u32,
-        reply: &[u8],
-    ) {
-        let flow = turn.services[service].upstream.as_deref_mut();
-        let flow = flow.and_then(|upstream| upstream.flows.find(origin));
-        let Some(flow) = flow else {
-            self.udp.answer(turn, origin, request_len, reply);
-            return;
-        };
-        let unspent = turn.unspent(service, flow);
-        let cost = self.udp.answer(turn, origin, unspent, reply);
-        turn.spend(service, flow, cost);
     }
 }

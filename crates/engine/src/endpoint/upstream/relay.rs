@@ -30,23 +30,14 @@ use wire::DropReason;
 use wire::nic::{Close, Nic, Read, StreamKey, Written};
 use wire::session::{Origin, ReplyTo};
 
-use super::UpstreamBatch;
 use super::streams::{State, Stream};
+use super::{UpstreamBatch, Upstreams, of};
+use crate::admit::servers::Relayed;
 use crate::base::topology::CHUNK_BYTES;
-use crate::endpoint::set::Endpoints;
+use crate::base::turn::Turn;
+use crate::endpoint::clients::Clients;
 use crate::schedule::{Kind, Schedule, Taken};
-use crate::turn::Turn;
-
-/// Whether a client's connection can be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Relayed {
-    /// Yes.
-    Ready,
-    /// Not before the server has taken what waits for it.
-    Waits,
-    /// The server refuses the connection.
-    Refused,
-}
+use crate::service::services::Services;
 
 impl Stream {
     /// Tells the server that the client sends nothing more, if that is so and everything before has been written.
@@ -70,13 +61,19 @@ impl Stream {
     }
 }
 
-impl<N: Nic> Turn<N> {
+impl Upstreams {
     /// Before a client's connection is read: it has one to the server.
-    pub(crate) fn begin_relay(&mut self, service: usize, client: &ReplyTo) -> Relayed {
+    pub(super) fn begin_relayed<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        service: usize,
+        client: &ReplyTo,
+    ) -> Relayed {
         if self.stream(service, client.key).is_none_or(|stream| stream.client != *client)
-            && let Err(reason) = self.open_stream(service, client)
+            && let Err(reason) = self.open_stream(turn, services, service, client)
         {
-            let share = &self.services[service];
+            let share = &services[service];
             share.count_received(1);
             share.count_lost(reason, 1);
             return Relayed::Refused;
@@ -87,15 +84,17 @@ impl<N: Nic> Turn<N> {
     }
 
     /// Passes a chunk of a client on, which is counted as received. What the server's host does not take waits. Returns why it is lost.
-    pub(crate) fn relay_to_server(
+    pub(super) fn pass_on<N: Nic>(
         &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
         service: usize,
         client: StreamKey,
         chunk: &[u8],
     ) -> Option<DropReason> {
-        let Self { services, nic, .. } = self;
+        let Turn { nic, .. } = turn;
         let share = &mut services[service];
-        let streams = share.upstream.as_deref_mut().map(|upstream| &mut upstream.streams);
+        let streams = of(&mut self.by_slot, service).map(|upstream| &mut upstream.streams);
         let Some((in_flight, stream)) = streams.and_then(|streams| streams.with(client)) else {
             return Some(DropReason::UpstreamRefused);
         };
@@ -118,19 +117,29 @@ impl<N: Nic> Turn<N> {
     }
 
     /// A client sends nothing more.
-    pub(crate) fn end_relay_input(&mut self, service: usize, client: StreamKey) {
-        let share = &mut self.services[service];
-        let streams = share.upstream.as_deref_mut().map(|upstream| &mut upstream.streams);
+    pub(super) fn end_input<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: usize,
+        client: StreamKey,
+    ) {
+        let streams = of(&mut self.by_slot, service).map(|upstream| &mut upstream.streams);
         if let Some(stream) = streams.and_then(|streams| streams.get(client)) {
             stream.relay.client_ended = true;
-            stream.finish(&mut self.nic);
+            stream.finish(&mut turn.nic);
         }
     }
 
     /// Everything that waited for a client has been written to it. Returns whether both connections have ended.
-    pub(crate) fn relay_taken(&mut self, service: usize, client: StreamKey) -> bool {
-        let Self { services, nic, upstream: batch, .. } = self;
-        let streams = services[service].upstream.as_deref_mut().map(|of| &mut of.streams);
+    pub(super) fn taken_by_client<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: usize,
+        client: StreamKey,
+    ) -> bool {
+        let Self { by_slot, batch } = self;
+        let Turn { nic, .. } = turn;
+        let streams = of(by_slot, service).map(|of| &mut of.streams);
         let Some(stream) = streams.and_then(|streams| streams.get(client)) else { return false };
         let relay = &mut stream.relay;
         if std::mem::take(&mut relay.holds_server) {
@@ -144,21 +153,24 @@ impl<N: Nic> Turn<N> {
         stream.is_finished()
     }
 
-    /// Whether a client's connection, and the one to the server, have ended as they should.
-    pub(crate) fn is_relay_finished(&mut self, service: usize, client: StreamKey) -> bool {
-        self.stream(service, client).is_some_and(|stream| stream.is_finished())
-    }
-
     /// Connections of one version of a service go on with the next one.
-    pub(crate) fn move_relays(&mut self, from: u16, to: u16) {
-        let Self { services, stream_keys, upstream: batch, .. } = self;
+    pub(super) fn move_relays<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &Services,
+        from: u16,
+        to: u16,
+    ) {
+        let Self { by_slot, batch } = self;
+        let Turn { stream_keys, .. } = turn;
         if !services[usize::from(from)].relays_streams() {
             return;
         }
-        let Some(mut next) = services[usize::from(to)].upstream.take() else { return };
+        let next = by_slot.get_mut(usize::from(to)).and_then(Option::take);
+        let Some(mut next) = next else { return };
         // They are listed again below.
         batch.held.take_all(from).for_each(drop);
-        let former = services[usize::from(from)].upstream.as_deref_mut();
+        let former = of(by_slot, usize::from(from));
         let former = former.map(|upstream| &mut upstream.streams);
         let moved: Vec<Box<Stream>> = former.map_or_else(Vec::new, |streams| {
             streams.clients().filter_map(|client| streams.remove(client)).collect()
@@ -175,40 +187,49 @@ impl<N: Nic> Turn<N> {
             }
             next.streams.put(stream);
         }
-        services[usize::from(to)].upstream = Some(next);
+        by_slot[usize::from(to)] = Some(next);
     }
 }
 
-impl Endpoints {
+impl Upstreams {
     /// Reads a connection to an upstream server, and passes what it brings on to the client. `was_released`: it has waited for its tenant.
     pub(super) fn gather_relay<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        clients: &mut Clients,
         schedule: &mut Schedule,
         (service, client, was_released): (usize, StreamKey, bool),
         scratch: &mut [u8],
     ) {
-        let Some(stream) = turn.stream(service, client) else { return };
+        let Some(stream) = self.stream(service, client) else { return };
         let (to, key, is_up) = (stream.client, stream.key, stream.state == State::Up);
         let failed = stream.failed;
         if failed && !is_up {
-            return self.end_relay(turn, service, &to, DropReason::UpstreamRefused);
+            return self.end_relay(
+                turn,
+                services,
+                clients,
+                service,
+                &to,
+                DropReason::UpstreamRefused,
+            );
         }
         if stream.relay.server_ended {
             // Told again, or it broke afterwards.
             if failed {
-                self.end_relay(turn, service, &to, DropReason::UpstreamRefused);
+                self.end_relay(turn, services, clients, service, &to, DropReason::UpstreamRefused);
             }
             return;
         }
-        if self.tcp.unsent_of(&to) > 0 {
+        if clients.tcp.unsent_of(&to) > 0 {
             stream.relay.holds_server = true;
             return;
         }
         if !schedule.allows(service as u16, Kind::Servers) {
             stream.is_ready = true;
-            let Turn { services, upstream: batch, .. } = turn;
-            let streams = services[service].upstream.as_deref_mut();
+            let Self { by_slot, batch } = self;
+            let streams = of(by_slot, service);
             let Some(streams) = streams.map(|upstream| &mut upstream.streams) else { return };
             let is_held = |waiter| streams.is_held(waiter);
             batch.held.hold(service as u16, (client, to.generation), was_released, is_held);
@@ -216,23 +237,32 @@ impl Endpoints {
         }
         match turn.nic.read(key, &mut scratch[..CHUNK_BYTES]) {
             Read::Empty => {}
-            Read::Broken => self.end_relay(turn, service, &to, DropReason::UpstreamRefused),
+            Read::Broken => {
+                self.end_relay(turn, services, clients, service, &to, DropReason::UpstreamRefused)
+            }
             // A host reports a reset once. If a write was told of it, reads find only an end.
             Read::Closed if failed => {
-                self.end_relay(turn, service, &to, DropReason::UpstreamRefused);
+                self.end_relay(turn, services, clients, service, &to, DropReason::UpstreamRefused);
             }
             Read::Closed => {
-                if let Some(stream) = turn.stream(service, client) {
+                if let Some(stream) = self.stream(service, client) {
                     stream.relay.server_ended = true;
                 }
-                self.tcp.relay_written(turn, client);
+                clients.tcp.relay_written(turn, services, self, client);
             }
             Read::Bytes(count) => {
                 turn.busy();
-                self.relay_back(turn, schedule, (service, &to), &scratch[..count]);
+                self.relay_back(
+                    turn,
+                    services,
+                    clients,
+                    schedule,
+                    (service, &to),
+                    &scratch[..count],
+                );
                 if count == CHUNK_BYTES {
-                    let Turn { services, upstream: batch, .. } = turn;
-                    let upstream = services[service].upstream.as_deref_mut();
+                    let Self { by_slot, batch } = self;
+                    let upstream = of(by_slot, service);
                     if let Some(stream) = upstream.and_then(|of| of.streams.get(client)) {
                         batch.list_stream(service as u16, client, stream);
                     }
@@ -245,17 +275,19 @@ impl Endpoints {
     fn relay_back<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        clients: &mut Clients,
         schedule: &mut Schedule,
         (service, to): (usize, &ReplyTo),
         chunk: &[u8],
     ) {
-        let number = self.tcp.take_number(to);
-        let share = &mut turn.services[service];
+        let number = clients.tcp.take_number(to);
+        let share = &mut services[service];
         share.count_received(1);
         let Some(mut chain) = share.chain.take() else {
             let taken = Taken { messages: 1, bytes: chunk.len() as u64, function_ns: 0 };
             schedule.charge(service, Kind::Servers, taken);
-            return self.tcp.relay_to_client(turn, to, chunk);
+            return clients.tcp.relay_to_client(turn, services, self, to, chunk);
         };
         let request = RequestId { origin: Origin::Client(*to), number };
         let (outcome, bytes) =
@@ -263,19 +295,19 @@ impl Endpoints {
         let lost = match outcome {
             Outcome::Drop(reason) => Some(reason),
             Outcome::Pass | Outcome::Reply | Outcome::Deliver | Outcome::Steer(_) => {
-                self.tcp.relay_to_client(turn, to, bytes);
+                clients.tcp.relay_to_client(turn, services, self, to, bytes);
                 None
             }
         };
         chain.clear_chunk();
-        let share = &mut turn.services[service];
+        let share = &mut services[service];
         share.chain = Some(chain);
         let function_ns = share.take_function_ns();
         let taken = Taken { messages: 1, bytes: chunk.len() as u64, function_ns };
         schedule.charge(service, Kind::Servers, taken);
         if let Some(reason) = lost {
             share.count_lost(reason, 1);
-            self.tcp.close_connection(turn, to.key, Close::Reset);
+            clients.tcp.close_connection(turn, services, self, to.key, Close::Reset);
         }
     }
 
@@ -283,22 +315,24 @@ impl Endpoints {
     pub(super) fn end_relay<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        clients: &mut Clients,
         service: usize,
         to: &ReplyTo,
         reason: DropReason,
     ) {
         let now_ns = turn.now_ns;
-        let Some(stream) = turn.take_stream(service, to.key) else { return };
-        let share = &mut turn.services[service];
+        let Some(stream) = self.take_stream(turn, services, service, to.key) else { return };
+        let share = &mut services[service];
         share.count_lost(reason, stream.unanswered);
         if stream.state != State::Up {
             share.count_received(1);
             share.count_lost(reason, 1);
-            if let Some(upstream) = share.upstream.as_deref_mut() {
+            if let Some(upstream) = of(&mut self.by_slot, service) {
                 upstream.streams.back_off.failed(now_ns);
             }
         }
-        self.tcp.end_relayed(turn, to, reason);
+        clients.tcp.end_relayed(turn, services, self, to, reason);
     }
 }
 

@@ -7,29 +7,36 @@ use wire::proxy_protocol::proxy_header;
 use wire::session::{Origin, ReplyTo};
 
 use super::streams::{OUTPUT_MAX, Place, State, Stream};
+use super::{Upstreams, of};
+use crate::admit::servers::Servers;
 use crate::base::arrival::{Arrival, Awaited, Refusal};
 use crate::base::keys::StreamOwner;
+use crate::base::turn::Turn;
+use crate::depart::{Depart, Destinations};
+use crate::endpoint::clients::Clients;
 use crate::endpoint::pipeline::patience_ns;
-use crate::endpoint::set::Endpoints;
 use crate::schedule::{Kind, Schedule};
-use crate::turn::Turn;
+use crate::service::services::Services;
 
-impl<N: Nic> Turn<N> {
+impl Upstreams {
     /// Puts a request of a client's connection into the output of its connection to the upstream server.
-    pub(super) fn submit_to_stream(
+    pub(super) fn submit_to_stream<N: Nic>(
         &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
         service: usize,
         arrival: &Arrival,
         client: &ReplyTo,
         payload: &[u8],
     ) -> Result<(), Refusal> {
         if self.stream(service, client.key).is_none_or(|stream| stream.client != *client) {
-            self.open_stream(service, client).map_err(Refusal::Drop)?;
+            self.open_stream(turn, services, service, client).map_err(Refusal::Drop)?;
         }
-        let Self { services, upstream: batch, now_ns, .. } = self;
+        let Self { by_slot, batch } = self;
+        let Turn { now_ns, .. } = turn;
         let share = &mut services[service];
         let (framing, timeout_ns) = (share.framing, share.timeout_ns);
-        let streams = share.upstream.as_deref_mut().map(|upstream| &mut upstream.streams);
+        let streams = of(by_slot, service).map(|upstream| &mut upstream.streams);
         let Some((streams, stream)) = streams.and_then(|streams| streams.with(client.key)) else {
             return Err(Refusal::Drop(DropReason::UpstreamRefused));
         };
@@ -68,13 +75,13 @@ impl<N: Nic> Turn<N> {
     /// Connections to upstream servers that may be read: first those that have waited for their tenant, as many as may have their turn in this
     /// one, and how many these are.
     fn take_ready_streams(&mut self, schedule: &mut Schedule) -> (Vec<(u16, u32)>, usize) {
-        let Self { services, upstream: batch, .. } = self;
+        let Self { by_slot, batch } = self;
         let spare = std::mem::take(&mut batch.spare_streams);
         let mut ready = std::mem::replace(&mut batch.ready_streams, spare);
         let others = ready.len();
         let allows = |service| schedule.allows(service, Kind::Servers);
         batch.held.release(allows, |service, waiter| {
-            let upstream = services[usize::from(service)].upstream.as_deref_mut();
+            let upstream = of(by_slot, usize::from(service));
             if upstream.is_some_and(|upstream| upstream.streams.is_held(waiter)) {
                 ready.push((service, waiter.0));
             }
@@ -86,41 +93,29 @@ impl<N: Nic> Turn<N> {
 
     /// The connection to the upstream server that belongs to a client's connection.
     pub(super) fn stream(&mut self, service: usize, client: u32) -> Option<&mut Stream> {
-        self.services[service].upstream.as_deref_mut()?.streams.get(client)
+        of(&mut self.by_slot, service)?.streams.get(client)
     }
 
     /// Requests in flight on the connections of a service.
     fn stream_requests(&self, service: usize) -> u64 {
-        self.services[service]
-            .upstream
-            .as_deref()
-            .map_or(0, |upstream| upstream.streams.in_flight())
+        let upstream = self.by_slot.get(service).and_then(Option::as_ref);
+        upstream.map_or(0, |upstream| upstream.streams.in_flight())
     }
 
-    /// Whether a client is not read because too much waits for the server.
-    pub(crate) fn holds_client(&mut self, service: usize, client: u32) -> bool {
-        self.stream(service, client).is_some_and(|stream| stream.holds_client)
-    }
-
-    /// Whether a client that sends nothing more has requests that its connection to the upstream server has not finished. If so, the
-    /// client's connection is listed again when there are none.
-    pub(crate) fn delays_close(&mut self, service: usize, client: u32) -> bool {
-        let Some(stream) = self.stream(service, client) else { return false };
-        stream.delays_close = stream.is_pending();
-        stream.delays_close
-    }
-
-    pub(super) fn open_stream(
+    pub(super) fn open_stream<N: Nic>(
         &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
         service: usize,
         client: &ReplyTo,
     ) -> Result<(), DropReason> {
         // Of a former client with the same key, whose service was another version of this one.
-        self.close_stream(service, client.key);
-        let Self { services, nic, stream_keys, upstream: batch, now_ns, .. } = self;
+        Servers::close_stream(self, turn, services, service, client.key);
+        let Self { by_slot, batch } = self;
+        let Turn { nic, stream_keys, now_ns, .. } = turn;
         let share = &mut services[service];
         let patience_ns = patience_ns(share.timeout_ns);
-        let Some(upstream) = share.upstream.as_deref_mut() else {
+        let Some(upstream) = of(by_slot, service) else {
             return Err(DropReason::UpstreamRefused);
         };
         if !upstream.streams.back_off.may_try(*now_ns) {
@@ -153,10 +148,17 @@ impl<N: Nic> Turn<N> {
     }
 
     /// Closes the connection to the server and takes it out of the table. Its requests are no longer in flight.
-    pub(super) fn take_stream(&mut self, service: usize, client: u32) -> Option<Box<Stream>> {
-        let Self { services, nic, stream_keys, upstream: batch, now_ns, .. } = self;
+    pub(super) fn take_stream<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        service: usize,
+        client: u32,
+    ) -> Option<Box<Stream>> {
+        let Self { by_slot, batch } = self;
+        let Turn { nic, stream_keys, now_ns, .. } = turn;
         let share = &mut services[service];
-        let stream = share.upstream.as_deref_mut()?.streams.remove(client)?;
+        let stream = of(by_slot, service)?.streams.remove(client)?;
         share.tell_gone(stream.client, *now_ns);
         batch.streams -= 1;
         let done = match share.relays_streams() {
@@ -168,17 +170,10 @@ impl<N: Nic> Turn<N> {
         Some(stream)
     }
 
-    /// A client's connection has ended: its requests in flight have no recipient.
-    pub(crate) fn close_stream(&mut self, service: usize, client: u32) {
-        let Some(stream) = self.take_stream(service, client) else { return };
-        self.services[service].count_lost(DropReason::ClientGone, stream.in_flight());
-    }
-
     /// Something happened on a connection to an upstream server.
-    pub(crate) fn stream_event(&mut self, event: Event, service: u16, client: u32) {
-        let Self { services, upstream: batch, .. } = self;
-        let share = services.get_mut(usize::from(service));
-        let Some(upstream) = share.and_then(|share| share.upstream.as_deref_mut()) else { return };
+    pub(super) fn stream_event(&mut self, event: Event, service: u16, client: u32) {
+        let Self { by_slot, batch } = self;
+        let Some(upstream) = of(by_slot, service.into()) else { return };
         let Some(stream) = upstream.streams.get(client) else { return };
         if matches!(event, Event::Writable(_)) {
             let connected = stream.state != State::Up;
@@ -197,13 +192,14 @@ impl<N: Nic> Turn<N> {
     }
 
     /// Writes the output of each connection that has some, with one write each.
-    pub(super) fn write_streams(&mut self) {
-        let Self { services, nic, upstream: batch, .. } = self;
+    pub(super) fn write_streams<N: Nic>(&mut self, turn: &mut Turn<N>, services: &mut Services) {
+        let Self { by_slot, batch } = self;
+        let Turn { nic, .. } = turn;
         let mut listed = std::mem::take(&mut batch.to_write);
         for (service, client) in listed.drain(..) {
             let share = &mut services[usize::from(service)];
             let relays = share.relays_streams();
-            let streams = share.upstream.as_deref_mut().map(|upstream| &mut upstream.streams);
+            let streams = of(by_slot, service.into()).map(|upstream| &mut upstream.streams);
             let Some((in_flight, stream)) = streams.and_then(|streams| streams.with(client)) else {
                 continue;
             };
@@ -233,116 +229,151 @@ impl<N: Nic> Turn<N> {
     }
 }
 
-impl Endpoints {
+impl Upstreams {
     /// Reads each connection to an upstream server that may have bytes, once.
-    pub(super) fn gather_streams<N: Nic>(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
-        for index in 0..turn.upstream.resumed.len() {
-            self.tcp.readable_again(turn.upstream.resumed[index]);
+    pub(super) fn gather_streams<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        clients: &mut Clients,
+        schedule: &mut Schedule,
+    ) {
+        for index in 0..self.batch.resumed.len() {
+            clients.tcp.readable_again(self.batch.resumed[index]);
         }
-        turn.upstream.resumed.clear();
-        let (mut ready, released) = turn.take_ready_streams(schedule);
+        self.batch.resumed.clear();
+        let (mut ready, released) = self.take_ready_streams(schedule);
         let mut scratch = std::mem::take(&mut turn.scratch);
         for (index, (service, client)) in ready.iter().copied().enumerate() {
             let slot = usize::from(service);
-            let Some(stream) = turn.stream(slot, client) else { continue };
+            let Some(stream) = self.stream(slot, client) else { continue };
             if !std::mem::take(&mut stream.is_ready) {
                 // Of a connection that was closed, whose client's key another one has.
                 continue;
             }
             let (to, key) = (stream.client, stream.key);
-            if turn.services[slot].relays_streams() {
+            if services[slot].relays_streams() {
                 let relay = (slot, client, index < released);
-                self.gather_relay(turn, schedule, relay, &mut scratch);
+                self.gather_relay(turn, services, clients, schedule, relay, &mut scratch);
                 continue;
             }
-            let Some(stream) = turn.stream(slot, client) else { continue };
+            let Some(stream) = self.stream(slot, client) else { continue };
             if stream.failed && stream.state != State::Up {
-                self.end_stream(turn, slot, client, DropReason::UpstreamRefused);
+                self.end_stream(turn, services, clients, slot, client, DropReason::UpstreamRefused);
                 continue;
             }
-            if self.tcp.unsent_of(&to) >= OUTPUT_MAX {
+            if clients.tcp.unsent_of(&to) >= OUTPUT_MAX {
                 stream.is_ready = true;
-                turn.upstream.waiting.push((service, client));
+                self.batch.waiting.push((service, client));
                 continue;
             }
             turn.busy();
             match turn.nic.read(key, &mut scratch) {
                 Read::Empty => {}
                 Read::Closed | Read::Broken => {
-                    self.end_stream(turn, slot, client, DropReason::UpstreamRefused);
+                    self.end_stream(
+                        turn,
+                        services,
+                        clients,
+                        slot,
+                        client,
+                        DropReason::UpstreamRefused,
+                    );
                 }
                 Read::Bytes(count) => {
                     let more = count == scratch.len();
-                    let before = turn.stream_requests(slot);
-                    self.take_stream_bytes(turn, slot, client, &scratch[..count]);
+                    let before = self.stream_requests(slot);
+                    self.take_stream_bytes(
+                        turn,
+                        services,
+                        clients,
+                        slot,
+                        client,
+                        &scratch[..count],
+                    );
                     if schedule.is_shared() {
-                        let ended = before.saturating_sub(turn.stream_requests(slot));
+                        let ended = before.saturating_sub(self.stream_requests(slot));
                         schedule.charge_replies(slot, ended, 0);
                     }
                     if more {
-                        turn.stream_event(Event::Readable(key), service, client);
+                        self.stream_event(Event::Readable(key), service, client);
                     }
                 }
             }
         }
         turn.scratch = scratch;
         for (service, _) in ready.iter().copied() {
-            self.deliver_shown(turn, service.into());
+            clients.deliver_shown(turn, services, self, service.into());
         }
         ready.clear();
-        turn.upstream.spare_streams = ready;
-        turn.upstream.held.end_turn(|service| schedule.is_shed(service, Kind::Servers));
+        self.batch.spare_streams = ready;
+        self.batch.held.end_turn(|service| schedule.is_shed(service, Kind::Servers));
     }
 
     /// Servers whose clients have taken enough of what waited for them are read again.
-    pub(super) fn resume_streams<N: Nic>(&mut self, turn: &mut Turn<N>) {
-        if !turn.upstream.waits_for_clients() {
+    pub(super) fn resume_streams(&mut self, clients: &mut Clients) {
+        if !self.batch.waits_for_clients() {
             return;
         }
-        let mut waiting = std::mem::take(&mut turn.upstream.waiting);
+        let mut waiting = std::mem::take(&mut self.batch.waiting);
         waiting.retain(|(service, client)| {
-            let stream = turn.stream(usize::from(*service), *client);
+            let stream = self.stream(usize::from(*service), *client);
             let Some(to) = stream.filter(|stream| stream.is_ready).map(|s| s.client) else {
                 return false;
             };
-            let waits = self.tcp.unsent_of(&to) >= OUTPUT_MAX;
+            let waits = clients.tcp.unsent_of(&to) >= OUTPUT_MAX;
             if !waits {
-                turn.upstream.ready_streams.push((*service, *client));
+                self.batch.ready_streams.push((*service, *client));
             }
             waits
         });
-        turn.upstream.waiting = waiting;
+        self.batch.waiting = waiting;
     }
 
     /// Parses the bytes of one read.
     fn take_stream_bytes<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        clients: &mut Clients,
         service: usize,
         client: u32,
         read: &[u8],
     ) {
-        let Some(stream) = turn.stream(service, client) else { return };
+        let Some(stream) = self.stream(service, client) else { return };
         // Bytes that complete an answer are parsed in the buffer they were read into.
         let mut input = std::mem::take(&mut stream.pipeline.input);
         let fresh = input.is_empty();
         if !fresh {
             input.extend_from_slice(read);
         }
-        let taken =
-            self.take_stream_answers(turn, service, client, if fresh { read } else { &input });
+        let taken = self.take_stream_answers(
+            turn,
+            services,
+            clients,
+            service,
+            client,
+            if fresh { read } else { &input },
+        );
         match taken {
             Ok(taken) => {
-                if let Some(stream) = turn.stream(service, client) {
+                if let Some(stream) = self.stream(service, client) {
                     stream.pipeline.keep(input, read, fresh, taken);
                     if stream.resumes_client() {
-                        self.tcp.readable_again(client);
+                        clients.tcp.readable_again(client);
                     }
                 }
             }
             Err(reason) => {
-                turn.services[service].count_lost(reason, 1);
-                self.end_stream(turn, service, client, DropReason::UpstreamRefused);
+                services[service].count_lost(reason, 1);
+                self.end_stream(
+                    turn,
+                    services,
+                    clients,
+                    service,
+                    client,
+                    DropReason::UpstreamRefused,
+                );
             }
         }
     }
@@ -351,6 +382,8 @@ impl Endpoints {
     fn take_stream_answers<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        clients: &mut Clients,
         service: usize,
         client: u32,
         input: &[u8],
@@ -358,10 +391,10 @@ impl Endpoints {
         let mut taken = 0;
         while taken < input.len() {
             let now_ns = turn.now_ns;
-            let share = &mut turn.services[service];
+            let share = &mut services[service];
             let notifies = share.notices.wanted;
             let (framing, max) = (share.framing, share.max_reply_bytes);
-            let streams = share.upstream.as_deref_mut().map(|upstream| &mut upstream.streams);
+            let streams = of(&mut self.by_slot, service).map(|upstream| &mut upstream.streams);
             let Some((in_flight, stream)) = streams.and_then(|streams| streams.with(client)) else {
                 return Ok(taken);
             };
@@ -406,9 +439,17 @@ impl Endpoints {
                 (true, false) => {
                     let Origin::Client(to) = request.origin else { return Ok(taken) };
                     let (number, expects) = (place.number, place.expects);
-                    self.settle(turn, service, &Awaited { to, number, expects }, Ok(&[]));
+                    clients.settle(
+                        turn,
+                        services,
+                        service,
+                        &Awaited { to, number, expects },
+                        Ok(&[]),
+                    );
                 }
-                (false, false) => self.take_answer(turn, service, &request, answer),
+                (false, false) => {
+                    self.take_answer(turn, services, clients, service, &request, answer)
+                }
             }
         }
         Ok(taken)
@@ -419,84 +460,100 @@ impl Endpoints {
     pub(super) fn end_stream<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        clients: &mut Clients,
         service: usize,
         client: u32,
         reason: DropReason,
     ) {
         let now_ns = turn.now_ns;
-        let Some(to) = turn.stream(service, client).map(|stream| stream.client) else { return };
-        if turn.services[service].relays_streams() {
-            return self.end_relay(turn, service, &to, reason);
+        let Some(to) = self.stream(service, client).map(|stream| stream.client) else { return };
+        if services[service].relays_streams() {
+            return self.end_relay(turn, services, clients, service, &to, reason);
         }
         // What it answered before comes first.
-        self.deliver_shown(turn, service);
-        let Some(mut stream) = turn.take_stream(service, client) else { return };
+        clients.deliver_shown(turn, services, self, service);
+        let Some(mut stream) = self.take_stream(turn, services, service, client) else { return };
         let was_up = stream.state == State::Up;
-        if let Some(upstream) = turn.services[service].upstream.as_deref_mut()
+        if let Some(upstream) = of(&mut self.by_slot, service)
             && !was_up
         {
             upstream.streams.back_off.failed(now_ns);
         }
-        turn.services[service].count_lost(reason, stream.unanswered);
+        services[service].count_lost(reason, stream.unanswered);
         while let Some(place) = stream.pipeline.pop() {
             if place.ended {
                 continue;
             }
             let request = stream.request(&place, now_ns);
-            self.drop_request(turn, service, &request, reason);
+            clients.drop_request(turn, services, service, &request, reason);
         }
         if was_up {
-            self.tcp.end_after_replies(turn, &stream.client);
+            clients.tcp.end_after_replies(services, &stream.client);
         }
         if stream.holds_client || stream.delays_close {
-            self.tcp.readable_again(client);
+            clients.tcp.readable_again(client);
         }
     }
 
     /// Once a millisecond, for a part of the connections: time-outs.
-    pub(super) fn expire_streams<N: Nic>(&mut self, turn: &mut Turn<N>, service: usize) {
+    pub(super) fn expire_streams<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        clients: &mut Clients,
+        service: usize,
+    ) {
         let now_ns = turn.now_ns;
-        let patience_ns = patience_ns(turn.services[service].timeout_ns);
-        let upstream = turn.services[service].upstream.as_deref_mut();
+        let patience_ns = patience_ns(services[service].timeout_ns);
+        let upstream = of(&mut self.by_slot, service);
         let Some(part) = upstream.map(|upstream| upstream.streams.next_part()) else { return };
         for client in part {
-            while let Some(place) = turn.stream(service, client).and_then(|s| s.expire(now_ns)) {
+            while let Some(place) = self.stream(service, client).and_then(|s| s.expire(now_ns)) {
                 if place.ended {
                     continue;
                 }
-                let share = &mut turn.services[service];
-                let Some(upstream) = share.upstream.as_deref_mut() else { return };
+                let Some(upstream) = of(&mut self.by_slot, service) else { return };
                 let Some((in_flight, stream)) = upstream.streams.with(client) else { break };
                 *in_flight -= 1;
                 let request = stream.request(&place, now_ns);
-                self.drop_request(turn, service, &request, DropReason::RequestTimeout);
+                clients.drop_request(turn, services, service, &request, DropReason::RequestTimeout);
             }
-            let Some(stream) = turn.stream(service, client) else { continue };
+            let Some(stream) = self.stream(service, client) else { continue };
             let resumes = stream.resumes_client();
             let is_behind = stream.pipeline.is_behind(now_ns, patience_ns);
             let refused =
                 matches!(stream.state, State::Connecting { deadline_ns } if deadline_ns <= now_ns);
             if resumes {
-                self.tcp.readable_again(client);
+                clients.tcp.readable_again(client);
             }
             if is_behind || refused {
-                self.end_stream(turn, service, client, DropReason::UpstreamRefused);
+                self.end_stream(
+                    turn,
+                    services,
+                    clients,
+                    service,
+                    client,
+                    DropReason::UpstreamRefused,
+                );
             }
         }
     }
 
     /// Gives up everything that is in flight to the upstream server of a service.
-    pub(crate) fn drop_upstream_requests<N: Nic>(
+    pub(super) fn drop_all<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
+        services: &mut Services,
+        clients: &mut Clients,
         service: usize,
         reason: DropReason,
     ) {
-        turn.drop_flow_requests(service, reason);
-        let upstream = turn.services[service].upstream.as_deref_mut();
-        let Some(clients) = upstream.map(|upstream| upstream.streams.clients()) else { return };
-        for client in clients {
-            self.end_stream(turn, service, client, reason);
+        self.drop_flow_requests(services, service, reason);
+        let upstream = of(&mut self.by_slot, service);
+        let Some(keys) = upstream.map(|upstream| upstream.streams.clients()) else { return };
+        for client in keys {
+            self.end_stream(turn, services, clients, service, client, reason);
         }
     }
 }

@@ -1,44 +1,38 @@
 //! Generations of a service share's accelerators: their blocks end, get new rings, and run again.
 
-use std::ops::Range;
-
 use wire::DropReason;
-use wire::nic::Nic;
 
 use crate::service::bundle::pool_memory::memory_of;
-use crate::service::ends::{Attachment, share_mqueues};
+use crate::service::ends::{Attachment, BlockEnds, OtherEnds, share_mqueues};
 use crate::service::mqueues::{Load, write_ahead};
 use crate::service::share::{AcceleratorShare, ServiceShare};
 
 impl ServiceShare {
     /// The accelerator's blocks do not run any more. Its requests have been ended, so nothing of this generation is
-    /// in flight, and the answers to its requests to backends will be discarded.
-    pub(crate) fn detach_accelerator<N: Nic>(&mut self, accelerator: usize, nic: &mut N) {
+    /// in flight.
+    pub(crate) fn detach_accelerator(&mut self, accelerator: usize) {
         let mqueues = self.mqueues_of(accelerator);
-        for mqueue in mqueues.clone() {
+        for mqueue in mqueues {
             self.loads[mqueue as usize] = Load::absent();
         }
         self.count_living();
         self.accelerators[accelerator].rx_pending.clear();
         self.forget_bundles(accelerator);
         self.unsample_ended();
-        self.drop_backend_requests_of(mqueues, nic);
-    }
-
-    /// Answers to the requests of these mqueues' blocks to backends will be discarded, and requests in their rings
-    /// are not taken.
-    pub(crate) fn drop_backend_requests_of<N: Nic>(&mut self, mqueues: Range<u32>, nic: &mut N) {
-        let backends = self.backends.pools.len() as u32;
-        self.backends.drop_backend_requests(nic, mqueues.start * backends..mqueues.end * backends);
     }
 
     /// Replaces the rings of an accelerator with those of its next generation.
-    pub(crate) fn replace_rings(&mut self, accelerator: usize, attachment: Attachment) {
+    /// Returns the ends of those that are not the share's.
+    pub(crate) fn replace_rings(
+        &mut self,
+        accelerator: usize,
+        attachment: Attachment,
+    ) -> Vec<OtherEnds> {
         let mqueues = self.mqueues_of(accelerator);
-        let backends = self.backends.pools.len() as u32;
         let Attachment { blocks, ends, pool } = attachment;
         assert_eq!(ends.len(), mqueues.len(), "every generation has the same blocks");
         let table = share_mqueues(&ends, mqueues.start);
+        let mut others = Vec::with_capacity(ends.len());
         for (mqueue, ends) in mqueues.zip(ends) {
             let entry = &mut self.mqueues[mqueue as usize];
             assert_eq!(entry.block, ends.block, "every generation has the same blocks");
@@ -48,18 +42,15 @@ impl ServiceShare {
             entry.region_mqueue = ends.server.mqueue;
             (entry.rx, entry.tx) = (ends.server.rx, ends.server.tx);
             entry.left = 0;
-            for (client, ends) in (mqueue * backends..).zip(ends.clients) {
-                self.backends.clients[client as usize].replace_rings(ends);
-            }
-            if let (Some(sockets), Some(ends)) = (&mut self.sockets, ends.sockets) {
-                sockets.replace_rings(mqueue, ends);
-            }
+            let BlockEnds { clients, sockets, .. } = ends;
+            others.push(OtherEnds { server: mqueue, clients, sockets });
         }
         let drive = &mut self.accelerators[accelerator];
         drive.blocks = blocks;
         (drive.pool_memory, drive.pool) = (memory_of(pool.as_deref()), pool);
         drive.share_mqueues = table;
         drive.rx_pending.clear();
+        others
     }
 
     /// The blocks of an accelerator run: its mqueues take requests.

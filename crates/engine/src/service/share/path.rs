@@ -2,32 +2,27 @@
 
 use std::sync::Arc;
 
-use onpath::{Arranged, Chain, Link};
+use onpath::{Arranged, Link};
 use wire::framing::Framing;
 
 use crate::base::shared::Shared;
+use crate::base::topology::CHUNK_BYTES;
 use crate::service::chain::Attached;
 use crate::service::share::ServiceShare;
 
 impl ServiceShare {
-    /// Gives the service's chain, or the one on the path to a backend, these functions, in this order; returns those that it no longer has.
-    pub(crate) fn arrange_chain(
-        &mut self,
-        backend: Option<u16>,
-        order: Vec<Arranged>,
-    ) -> Vec<Link> {
-        if let Some(backend) = backend {
-            return self.backends.arrange_path(backend, order);
-        }
+    /// Gives the service's chain these functions, in this order; returns those that it no longer has.
+    pub(crate) fn arrange_chain(&mut self, order: Vec<Arranged>) -> Vec<Link> {
+        let chunk = if self.relays_streams() { CHUNK_BYTES } else { 0 };
+        let is_proxy = self.is_proxy();
         let attached = self.chain.get_or_insert_with(|| {
-            let chunk = self.upstream.as_ref().map_or(0, |upstream| upstream.chunk_bytes());
             let (message, reply) = (self.max_message_bytes, self.max_reply_bytes);
             Box::new(Attached::new(chunk.max(message), chunk.max(reply)))
         });
         let former = attached.chain().arrange(order);
         // A proxy has no mqueues: each worker has its sockets.
         let mut owners = self.dispatcher.owners();
-        if self.upstream.is_some() {
+        if is_proxy {
             owners = (0..self.other_credit.len() as u16).collect();
         }
         attached.set_owners(owners, self.dispatcher.worker());
@@ -45,30 +40,15 @@ impl ServiceShare {
         }
     }
 
-    /// Whether it passes the bytes of TCP connections on to its upstream server, without messages in them.
-    #[inline]
-    pub(crate) fn relays_streams(&self) -> bool {
-        self.upstream.as_ref().is_some_and(|upstream| upstream.relays_streams())
-    }
-
     /// Whether datagrams have to be requests of the framing: memcached, behind a proxy, takes what is not one for several.
     #[inline]
     pub(crate) fn checks_datagrams(&self) -> bool {
-        let is_checked = self.framing == Framing::Memcached && self.upstream.is_some();
+        let is_checked = self.framing == Framing::Memcached && self.is_proxy();
         is_checked && !mutants::on("pass_any_datagram")
     }
 
     /// Time that its functions have taken since the last call.
     pub(crate) fn take_function_ns(&mut self) -> u64 {
-        let of_chain = self.chain.as_mut().map_or(0, |attached| attached.chain().take_spent_ns());
-        of_chain + self.backends.take_function_ns()
-    }
-
-    /// The service's chain, or the one on the path to a backend.
-    pub(crate) fn chain_of(&mut self, backend: Option<u16>) -> Option<&mut Chain> {
-        match backend {
-            None => self.chain.as_mut().map(|attached| attached.chain()),
-            Some(backend) => self.backends.chain_of(backend),
-        }
+        self.chain.as_mut().map_or(0, |attached| attached.chain().take_spent_ns())
     }
 }

@@ -7,8 +7,9 @@ use wire::framing::Expects;
 use wire::nic::Nic;
 use wire::session::Token;
 
+use crate::base::turn::Turn;
+use crate::service::services::Services;
 use crate::service::share::ServiceShare;
-use crate::turn::Turn;
 
 /// The kind of the next message of a run, see [`Run::header`].
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -64,9 +65,9 @@ impl Run {
     /// Parses the next message, which stays in its ring until [`Self::advance`].
     // Always inline: every reply takes this path.
     #[inline(always)]
-    pub(crate) fn next<N: Nic>(&mut self, turn: &mut Turn<N>) -> Next {
+    pub(crate) fn next<N: Nic>(&mut self, turn: &mut Turn<N>, services: &mut Services) -> Next {
         while self.left > 0 {
-            let share = &mut turn.services[self.service];
+            let share = &mut services[self.service];
             if self.left > self.ahead {
                 share.fetch(self.mqueue, self.ahead);
             }
@@ -77,9 +78,9 @@ impl Run {
                     let token = self.token();
                     if entry.sampled == token {
                         let now_ns = turn.clock_ns();
-                        turn.services[self.service].note_reply(self.mqueue, token, now_ns);
+                        services[self.service].note_reply(self.mqueue, token, now_ns);
                     }
-                    let share = &turn.services[self.service];
+                    let share = &services[self.service];
                     if header.kind == abi::kind::MESSAGE
                         && let Some(request) = share.sessions.find(token, self.mqueue)
                         && request.expects != Expects::Nothing
@@ -106,8 +107,12 @@ impl Run {
 
     /// The same for the less frequent cases.
     #[inline(never)]
-    pub(crate) fn next_after_others<N: Nic>(&mut self, turn: &mut Turn<N>) -> Next {
-        self.next(turn)
+    pub(crate) fn next_after_others<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+    ) -> Next {
+        self.next(turn, services)
     }
 
     /// The current message is finished.
