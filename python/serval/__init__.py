@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from ._client import Client
+from ._codes import DROP_REASON_NAMES
 from ._engine import Engine
 from ._errors import (
     CallTimeout,
@@ -33,6 +34,7 @@ from ._errors import (
 from ._serve import Server, serve
 
 __all__ = [
+    "DROP_REASON_NAMES",
     "CallTimeout",
     "Client",
     "ClientError",

@@ -18,7 +18,7 @@ from conftest import eventually
 
 import serval
 from serval import ConfigError
-from serval.transfer import Compress, Digest, Expand, Find, Grep, Open, Seal, TransferError, Transfers
+from serval.transfer import REASON_NAMES, Compress, Digest, Expand, Find, Grep, Open, Seal, TransferError, Transfers
 
 KEY = bytes(range(32))
 
@@ -620,3 +620,10 @@ print("ends")
     for waits in (False, True):
         assert all((tmp_path / f"{name}-{waits}").read_bytes() == plain.read_bytes() for name in ("named", "closing"))
         assert not (tmp_path / f"never-{waits}").exists()
+
+
+def test_reasons_have_the_numbers_of_the_c_library():
+    header = Path(__file__).resolve().parents[2] / "lib/include/serval/transfer_codes.h"
+    lines = header.read_text().partition("enum sv_reason {")[2].partition("SV_REASON_LAST")[0].split(",")
+    names = [line.partition("=")[0].strip().removeprefix("SV_REASON_").lower() for line in lines[:-1]]
+    assert names == list(REASON_NAMES)
