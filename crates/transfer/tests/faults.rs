@@ -585,17 +585,6 @@ fn end(
     ends[job.index] = Some(Ended { synced, result, report, sink, source });
 }
 
-fn digest_of(kind: DigestKind, bytes: &[u8]) -> String {
-    use sha2::Digest as _;
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    match kind {
-        DigestKind::Md5 => hex(&md5::Md5::digest(bytes)),
-        DigestKind::Sha256 => hex(&sha2::Sha256::digest(bytes)),
-        DigestKind::Crc32c => format!("{:08x}", crc32c::crc32c(bytes)),
-        DigestKind::Sha1 => hex(&sha1::Sha1::digest(bytes)),
-    }
-}
-
 fn count(kind: SearchKind, text: &[u8]) -> u64 {
     let has = |part: &[u8]| part.windows(PATTERN.len()).filter(|at| *at == PATTERN).count();
     match kind {
@@ -650,9 +639,9 @@ fn check(case: &Case, index: usize, ended: &Ended) {
                     StageKind::Kernel | StageKind::SealOn => unreachable!("none is a kernel"),
                 };
                 assert_eq!((stage.bytes, stage.made), (taken as u64, made as u64));
-                let digest = stage.digest.map(|digest| digest.to_string());
+                let digest = stage.digest.map(|digest| digest.bytes().to_vec());
                 let expected = match stage.kind {
-                    StageKind::Digest(kind) => Some(digest_of(kind, &plain)),
+                    StageKind::Digest(kind) => Some(common::digest_of(kind, &plain)),
                     _ => None,
                 };
                 assert_eq!(digest, expected);

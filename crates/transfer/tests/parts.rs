@@ -7,8 +7,6 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use aws_lc_rs::digest::{SHA1_FOR_LEGACY_USE_ONLY, SHA256, digest};
-use md5::Digest as _;
 use transfer::{Command, DigestKind, Engine, Key, Limits, Outcome, Source, StageKind};
 
 const KEY: [u8; 32] = [5; 32];
@@ -160,12 +158,7 @@ fn other_digests_need_the_bytes_in_their_order() {
         let source = source.digest(DigestKind::Crc32c).seal(Key::new(KEY));
         let outcome = run(&engine, source.file(folder.file("sink"), 0));
         assert_eq!(outcome.result, Ok(()));
-        let expected = match kind {
-            DigestKind::Md5 => md5::Md5::digest(&plain).to_vec(),
-            DigestKind::Sha256 => digest(&SHA256, &plain).as_ref().to_vec(),
-            DigestKind::Sha1 => digest(&SHA1_FOR_LEGACY_USE_ONLY, &plain).as_ref().to_vec(),
-            DigestKind::Crc32c => crc32c::crc32c(&plain).to_be_bytes().to_vec(),
-        };
+        let expected = common::digest_of(kind, &plain);
         assert_eq!(outcome.report.digest().unwrap().bytes(), expected);
     }
 }

@@ -1,4 +1,4 @@
-//! Seals and opens streams with other implementations of AES-GCM, AES-CTR and HKDF than the crate under test.
+//! Seals and opens streams, and computes digests, with other implementations than those of the crate under test.
 // Not every test program uses all of it.
 #![allow(dead_code)]
 
@@ -94,4 +94,16 @@ pub(crate) fn open_ctr(key: &[u8; 32], stream: &[u8]) -> Option<Vec<u8>> {
 
 fn ctr_cipher(key: &[u8; 32], header: &[u8]) -> ctr::Ctr128BE<aes::Aes256> {
     ctr::Ctr128BE::new(&stream_key(key, header).into(), &[0; 16].into())
+}
+
+/// The digest, by other implementations.
+pub(crate) fn digest_of(kind: transfer::DigestKind, bytes: &[u8]) -> Vec<u8> {
+    use sha2::Digest as _;
+    use transfer::DigestKind;
+    match kind {
+        DigestKind::Md5 => md5::Md5::digest(bytes).to_vec(),
+        DigestKind::Sha256 => sha2::Sha256::digest(bytes).to_vec(),
+        DigestKind::Crc32c => crc32c::crc32c(bytes).to_be_bytes().to_vec(),
+        DigestKind::Sha1 => sha1::Sha1::digest(bytes).to_vec(),
+    }
 }
