@@ -29,7 +29,7 @@ pub(crate) use self::miri::every_test as every_test_under_miri;
 use crate::files::{self, built, root};
 use crate::side_by_side::cores;
 use crate::{
-    Findings, abi, benchmarks, claims, cpu, drop_reasons, edges, fuzz, mutants, tidy, wasm,
+    Findings, abi, benchmarks, claims, cpu, drop_reasons, edges, fuzz, mutants, recipes, tidy, wasm,
 };
 
 /// The result of a step that did not fail.
@@ -159,6 +159,7 @@ const STEPS: &[Step] = &[
     always("edges", "ordering edges", || found(edges::check())),
     always("abi-diff", "generated files are up to date", || found(abi::differences())),
     always("drop-reasons", "a test for each", || found(drop_reasons::check(false))),
+    always("recipes", "examples of CONTRIBUTING.md's recipes apply", || found(recipes::check())),
     always("compiler", "the compiler of modules, for the tests", || {
         command("cargo build --quiet --release --package serval-compile", &[])
     }),

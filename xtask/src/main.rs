@@ -19,6 +19,7 @@ mod metric_names;
 mod mutants;
 mod origin;
 mod programs;
+mod recipes;
 mod side_by_side;
 mod tidy;
 mod wasm;
