@@ -116,7 +116,7 @@ impl Options {
 const THREADS_MIN: usize = 4;
 
 /// Number of threads for `blocks` blocks, at least 1: `asked`, if it is not 0. Otherwise each block has a thread, because nothing else runs on
-/// a thread while a block works on a message; but there are no more threads than cores, and at least [`THREADS_MIN`]. Threads that are pinned have one of
+/// a thread while a block works on a message; but there are no more threads than cores, and at least `THREADS_MIN`. Threads that are pinned have one of
 /// `cores` each.
 pub fn thread_count(asked: usize, blocks: usize, cores: &[usize]) -> usize {
     let usable = || std::thread::available_parallelism().map_or(1, usize::from);

@@ -145,6 +145,7 @@ pub fn md5_ways() -> &'static [Way<4>] {
     WAYS.get_or_init(|| {
         let scalar =
             Way { name: "scalar", lanes: 1, least: 1, fewer: None, one: md5::scalar, many: None };
+        #[cfg_attr(not(target_arch = "x86_64"), expect(unused_mut, reason = "there are no lanes"))]
         let mut ways = vec![scalar];
         #[cfg(target_arch = "x86_64")]
         {

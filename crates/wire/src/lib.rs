@@ -14,6 +14,7 @@
 pub mod admission;
 pub mod attach;
 pub mod drop_reason;
+mod find;
 pub mod framing;
 pub mod handshake;
 pub mod link;
@@ -23,3 +24,4 @@ pub mod proxy_protocol;
 pub mod session;
 
 pub use drop_reason::{DropReason, DropScope, ReportedReason};
+pub use find::find_byte;

@@ -17,7 +17,7 @@ const RUNNER: &str = "qemu-aarch64 -L /usr/aarch64-linux-gnu";
 const SECONDS_MAX: &str = "120";
 
 /// Tests that start their own program, which an emulated process cannot: the host kernel does not run its file.
-const STARTS_ITSELF: &str = "--skip a_client_that_is_killed --skip a_path_is_claimed";
+const STARTS_ITSELF: &str = "--skip a_killed_client --skip a_path_is_claimed";
 /// Tests of 16-byte units, which do not exist here, and one that compares the memory of the process, the emulator's too.
 const OF_THIS_PROCESSOR: &str = "--skip echo_over_every_protocol --skip sequences_wrap_inside_granule_rings \
     --skip replies_that_are_too_long_take_little_memory";

@@ -78,7 +78,7 @@ pub struct Record {
     pub bound: String,
     /// What the next step would be.
     pub next: String,
-    /// The earlier measurements of the row, the latest first: [`past`] of each.
+    /// The earlier measurements of the row, the latest first: sources, value and verdict of each.
     pub history: Vec<Json>,
 }
 

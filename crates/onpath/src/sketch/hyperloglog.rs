@@ -74,6 +74,7 @@ impl Words {
     }
 
     /// How to find the words that may change a register, if none is less than `floor` and that makes a difference.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "vector code uses it"))]
     pub(super) fn wanted(self, floor: u8) -> Option<Wanted> {
         let Self { precision, wide, eight, key } = self;
         let known = precision + u32::from(floor);
@@ -106,6 +107,7 @@ impl Words {
 
 /// Words of eight bytes with 64-bit hashes, of which only those are wanted that may change a register: see [`Words::wanted`].
 #[derive(Clone, Copy)]
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "vector code uses it"))]
 pub(super) struct Wanted {
     precision: u32,
     /// What hashes begin with.
@@ -117,6 +119,7 @@ pub(super) struct Wanted {
 impl Wanted {
     /// Raises the register of a hash without its last step.
     #[inline(always)]
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "vector code uses it"))]
     pub(super) fn raise(self, begun: u64, registers: &mut [u8]) {
         raise(registers, finish64_last(begun).place(self.precision));
     }

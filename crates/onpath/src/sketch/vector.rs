@@ -27,6 +27,7 @@ enum Set {
 impl Instructions {
     /// Those that this machine has, the best ones first.
     pub fn all() -> Vec<Self> {
+        #[cfg_attr(not(target_arch = "x86_64"), expect(unused_mut, reason = "there are no others"))]
         let mut all = vec![Self(Set::Any)];
         #[cfg(target_arch = "x86_64")]
         {

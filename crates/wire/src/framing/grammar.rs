@@ -218,7 +218,7 @@ impl ParseState {
     /// Finds the LF that ends the line under examination, reading each byte once over all calls.
     pub(super) fn find_lf(&mut self, window: &[u8]) -> Option<usize> {
         let from = (self.scanned as usize).min(window.len());
-        let found = memchr::memchr(b'\n', &window[from..]).map(|at| from + at);
+        let found = crate::find_byte(b'\n', &window[from..]).map(|at| from + at);
         self.scanned = offset(found.unwrap_or(window.len()));
         found
     }

@@ -42,7 +42,7 @@ fn parse(
 
 #[inline]
 fn encode(payload: &[u8], crlf: bool, out: &mut Vec<u8>) -> Result<(), FramingError> {
-    if memchr::memchr(b'\n', payload).is_some() {
+    if crate::find_byte(b'\n', payload).is_some() {
         return Err(FramingError::Unframable);
     }
     out.extend_from_slice(payload);

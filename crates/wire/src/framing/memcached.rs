@@ -236,11 +236,13 @@ impl<'a> Iterator for Words<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<&'a [u8]> {
-        let start = self.0.iter().position(|byte| *byte != b' ')?;
-        let rest = &self.0[start..];
-        let (word, rest) = rest.split_at(memchr::memchr(b' ', rest).unwrap_or(rest.len()));
+        let mut text = self.0;
+        while let [b' ', rest @ ..] = text {
+            text = rest;
+        }
+        let (word, rest) = text.split_at(crate::find_byte(b' ', text).unwrap_or(text.len()));
         self.0 = rest;
-        Some(word)
+        (!word.is_empty()).then_some(word)
     }
 }
 

@@ -50,7 +50,7 @@ pub(super) fn write_question(key: &[u8], form: Form, mark: Mark, out: &mut Vec<u
 
 /// Reads the answer to a question of the cache; `None`: it is something else.
 pub(super) fn read_answer(answer: &[u8]) -> Option<Answer> {
-    let end = memchr::memchr(b'\n', answer)?;
+    let end = wire::find_byte(b'\n', answer)?;
     let line = answer[..end].strip_suffix(b"\r")?;
     let mut words = line.split(|byte| *byte == b' ');
     let name = words.next()?;

@@ -73,7 +73,7 @@ pub fn bytes_left(body: &[u8]) -> Option<i64> {
     if body.is_empty() {
         return Some(0);
     }
-    let lf = memchr::memchr(b'\n', body)?;
+    let lf = crate::find_byte(b'\n', body)?;
     let mut words = Words(body[..lf].strip_suffix(b"\r")?);
     words.next().filter(|word| *word == b"VALUE")?;
     let bytes = decimal(words.nth(2)?)?;

@@ -48,7 +48,7 @@ pub(super) fn fits(line: &[u8], response: &[u8]) -> bool {
 }
 
 fn first_line(bytes: &[u8]) -> &[u8] {
-    let line = memchr::memchr(b'\n', bytes).map_or(bytes, |lf| &bytes[..lf]);
+    let line = crate::find_byte(b'\n', bytes).map_or(bytes, |lf| &bytes[..lf]);
     line.strip_suffix(b"\r").unwrap_or(line)
 }
 
