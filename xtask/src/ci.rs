@@ -239,6 +239,12 @@ const STEPS: &[Step] = &[
         seeds("2000")
     }),
     after_changes(
+        &[ENGINE, "tools/check-endpoints"],
+        "endpoints",
+        "each endpoint of the engine can be deleted",
+        || command("tools/check-endpoints", &[]),
+    ),
+    after_changes(
         &["crates/", "xtask/src/mutants"],
         MUTANTS,
         "the tests catch every seeded bug",

@@ -9,6 +9,7 @@
 //! | `fabric`, `shared`, `mailbox` | what workers share: mailboxes, wake-ups, credit |
 //! | `links`, `peer_addresses` | hand-over rings; where connections come from |
 //! | `arrival`, `keys` | an incoming message; who owns a stream of the network |
+//! | `process` | a client that is a process of this machine |
 //! | `accelerator` | the blocks of an accelerator, as a worker drives them |
 //! | `commands`, `transfers` | what accelerators may ask for |
 //! | `turn` | the context of a turn: the network, the clock, scratch space, counters |
@@ -24,6 +25,7 @@ pub(crate) mod links;
 pub(crate) mod mailbox;
 pub mod metrics;
 pub(crate) mod peer_addresses;
+pub(crate) mod process;
 pub(crate) mod shared;
 pub mod stages;
 pub mod tenants;

@@ -82,7 +82,7 @@ impl Housekeeping {
     ) {
         let Endpoints { clients, servers } = endpoints;
         clients.tcp.sweep(turn, services, servers);
-        let connections = clients.tcp.open_count() + clients.shm.len();
+        let connections = clients.connections::<N>();
         turn.counters.connections.set(connections as u64);
         self.read_nic_counters(turn);
     }

@@ -13,11 +13,11 @@ mod state;
 mod worker;
 
 pub use base::fabric::{Accepted, Fabric};
+pub use base::process::{ShmClient, ShmPeer};
 pub use base::{accelerator, commands, metrics, stages, tenants, topology, transfers};
 pub use control::message::{ControlMessage, Detached, Leave, MessageOf, RuntimeEvent, Switch};
 pub use control::pause::PAUSE_NS;
 pub use control::service_install::ServiceInstall;
-pub use endpoint::shm::{ShmClient, ShmPeer};
 pub use service::chain::{ChainPlace, ChainReply, ChainRequest};
 pub use service::ends::{Attachment, BlockEnds, MqueueEnds, SocketEnds, take_pools};
 pub use service::vote::DrainBarrier;

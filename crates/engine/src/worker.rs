@@ -52,7 +52,7 @@ impl<N: Nic> Worker<N> {
         metrics: &Metrics,
         fabric: Arc<Fabric<MessageOf<N>>>,
     ) -> Self {
-        let endpoints = Endpoints::new(nic.rx_batch(), fabric.workers(), limits);
+        let endpoints = Endpoints::new::<N>(nic.rx_batch(), fabric.workers(), limits);
         let counters = metrics.of_worker(index).0;
         let others = fabric.clone();
         let hand_connection = Box::new(move |worker, accepted| {
@@ -89,23 +89,23 @@ impl<N: Nic> Worker<N> {
             return turn.nic.poll(0, events);
         }
         let clients = &mut endpoints.clients;
-        let alone = turn.shared.workers() == 1 && clients.sleeps_alone();
+        let alone = turn.shared.workers() == 1 && clients.processes::<N>() == 0;
         if !alone {
             // Published state must not be older than the sleep, nor the state read from others.
             services.publish_credit(turn);
             turn.shared.set_asleep(turn.index);
-            clients.set_parked(true);
+            clients.set_parked::<N>(true);
         }
         let mail = !alone
             && !mutants::on("sleep_on_mail")
-            && (fabric.mailbox(turn.index).len() > 0 || clients.is_hinted(services));
+            && (fabric.mailbox(turn.index).len() > 0 || clients.is_hinted::<N>(services));
         if !mail {
             idle.set_slept();
             turn.counters.sleeps.one();
         }
         turn.nic.poll(if mail { 0 } else { sleep_ns }, events);
         if !alone {
-            clients.set_parked(false);
+            clients.set_parked::<N>(false);
             turn.shared.set_awake(turn.index);
             services.read_credit(turn);
         }
@@ -210,7 +210,7 @@ impl<N: Nic> Worker<N> {
     /// Bytes of the sockets of the service in a slot, to blocks and from them: the books of this worker as far as they
     /// are not in the service's counters yet, and the bytes in rings.
     pub fn socket_bytes_of(&self, service: usize) -> [(sockets::Books, u64); 2] {
-        self.state.endpoints.servers.sockets.bytes(service as u16)
+        self.state.endpoints.servers.stream_bytes::<N>(service as u16)
     }
 
     /// Requests in flight of the service in a slot on each of this worker's mqueues, in their order in the service

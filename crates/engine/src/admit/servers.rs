@@ -22,6 +22,11 @@ pub(crate) enum Relayed {
 /// See the module documentation. By default there are none.
 #[expect(unused_variables, reason = "the names are the documentation")]
 pub(crate) trait Servers<N: Nic> {
+    /// Whether it has the server of a service.
+    fn serves(&self, service: usize) -> bool {
+        false
+    }
+
     /// Submits a request to the upstream server of its service.
     fn submit(
         &mut self,

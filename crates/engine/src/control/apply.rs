@@ -52,10 +52,10 @@ impl<N: Nic> State<N> {
             }
             ControlMessage::Runtime(event) => self.apply_runtime_event(event),
             ControlMessage::ShmAttached(client) => {
-                self.endpoints.clients.shm.adopt(&mut self.turn, &mut self.services, *client);
+                self.endpoints.clients.attach(&mut self.turn, &mut self.services, *client);
             }
             ControlMessage::ShmGone(id) => {
-                self.endpoints.clients.shm.remove_client(&mut self.turn, &mut self.services, id)
+                self.endpoints.clients.detach(&mut self.turn, &mut self.services, id)
             }
             ControlMessage::Connection(accepted) => {
                 self.endpoints.clients.tcp.adopt(&mut self.turn, &mut self.services, accepted);

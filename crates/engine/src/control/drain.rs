@@ -53,7 +53,7 @@ impl<N: Nic> State<N> {
             if left && self.services[slot].is_expired() {
                 self.drop_outstanding(slot);
             }
-            self.endpoints.clients.shm.close_leaving(&mut self.turn, &mut self.services, name);
+            self.endpoints.clients.close_leaving(&mut self.turn, &mut self.services, name);
             // Backend requests not tied to a client request are not counted as outstanding: the worker waits for them
             // until the drain time is over, and no longer.
             let share = &self.services[slot];
@@ -64,7 +64,7 @@ impl<N: Nic> State<N> {
             let settled = !debts
                 && !asks
                 && self.endpoints.clients.tcp.open_of(name) == 0
-                && self.endpoints.clients.shm.of_service(name) == 0
+                && self.endpoints.clients.processes_of::<N>(name) == 0
                 && !self.has_handover_in_flight(slot);
             if let Some(leaving) = &mut self.services[slot].leaving {
                 leaving.vote.set(settled);
@@ -75,8 +75,7 @@ impl<N: Nic> State<N> {
     /// Whether something of a service is in a hand-over ring, to or from another worker.
     pub(crate) fn has_handover_in_flight(&mut self, slot: usize) -> bool {
         let name = slot as u16;
-        self.turn.outbound.has_unsent(Some(name))
-            || self.endpoints.clients.peers.is_hinted_for(name)
+        self.turn.outbound.has_unsent(Some(name)) || self.endpoints.clients.is_hinted_for::<N>(name)
     }
 
     /// The drain time of a leaving service is over: its unanswered requests are dropped as `drain_timeout`, and
@@ -117,7 +116,7 @@ impl<N: Nic> State<N> {
         // Blocks cannot move to another thread, so they end here.
         share.accelerators.clear();
         let links = (0..workers).map(|worker| {
-            let link_in = endpoints.clients.peers.replace(worker, number, None);
+            let link_in = endpoints.clients.set_link::<N>(worker, number, None);
             let link_out = turn.outbound.replace(worker, number, None);
             link_in.zip(link_out)
         });
@@ -147,7 +146,8 @@ impl<N: Nic> State<N> {
             })
             && !self.has_relays()
             && !self.turn.outbound.has_unsent(None)
-            && !self.endpoints.clients.peers.is_hinted();
+            && !(0..self.services.len() as u16)
+                .any(|slot| self.endpoints.clients.is_hinted_for::<N>(slot));
         self.turn.set_settled(settled);
     }
 
@@ -162,12 +162,12 @@ impl<N: Nic> State<N> {
     /// closed.
     pub(crate) fn shutdown(&mut self) {
         self.begin_drain();
-        self.endpoints.clients.peers.discard(&mut self.turn, &mut self.services);
+        self.endpoints.clients.discard(&mut self.turn, &mut self.services);
         for slot in 0..self.services.len() {
             self.drop_outstanding(slot);
             self.endpoints.release(&mut self.turn, slot as u16);
         }
-        self.endpoints.clients.shm.close_all(&mut self.turn, &mut self.services);
+        self.endpoints.clients.close_all(&mut self.turn, &mut self.services);
         self.turn.counters.outstanding.set(self.outstanding());
     }
 }

@@ -23,7 +23,7 @@ use crate::base::accelerator::StartError;
 use crate::base::links::ServiceLinks;
 use crate::control::message::{Leave, Switch};
 use crate::control::service_install::ServiceInstall;
-use crate::endpoint::set::Parts;
+use crate::endpoint::servers::Parts;
 use crate::service::share::ServiceShare;
 use crate::service::vote::{DrainVote, Leaving};
 use crate::state::State;
@@ -73,7 +73,7 @@ impl<N: Nic> State<N> {
         endpoints.place(turn, service, parts);
         for (worker, link) in links.0.into_iter().enumerate() {
             let (link_in, link_out) = link.unzip();
-            endpoints.clients.peers.replace(worker, slot, link_in);
+            endpoints.clients.set_link::<N>(worker, slot, link_in);
             turn.outbound.replace(worker, slot, link_out);
         }
         let owner = turn.shared.tenants().named(&share.tenant);
@@ -95,7 +95,7 @@ impl<N: Nic> State<N> {
         endpoints.clients.udp.refresh_sources(turn);
         services.read_credit(turn);
         idle.set_polling(switch.polling);
-        endpoints.set_limits(&switch.limits);
+        endpoints.set_limits::<N>(&switch.limits);
         turn.slow_client_ns = switch.limits.slow_client_ms * 1_000_000;
         for (index, port) in endpoints.clients.ports_mut() {
             port.switch_on(turn, services, index);
@@ -119,7 +119,7 @@ impl<N: Nic> State<N> {
                 endpoints.move_to(turn, services, *slot, *successor);
             }
             if let Some(successor) = shm_successor {
-                endpoints.clients.shm.move_to(*slot, *successor, departing);
+                endpoints.clients.move_processes::<N>(*slot, *successor, departing);
             }
             endpoints.leave(turn, services, Some(*slot));
         }

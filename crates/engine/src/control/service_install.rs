@@ -10,7 +10,7 @@ use crate::base::topology::{Limits, Listen, Service};
 use crate::base::turn::scratch_bytes;
 use crate::endpoint::clients::NewPort;
 use crate::endpoint::port::Port;
-use crate::endpoint::set::Parts;
+use crate::endpoint::servers::Parts;
 use crate::endpoint::tcp::terms::Terms;
 use crate::service::ends::Attachment;
 use crate::service::share::ServiceShare;
@@ -48,7 +48,7 @@ impl<P> ServiceInstall<P> {
             Self {
                 slot,
                 share,
-                parts: Parts::new(service, worker as u16, ends, &counters),
+                parts: Parts::new(service, worker as u16, &mut ends, &counters),
                 terms: Terms::new(service),
                 links,
                 ports: Vec::new(),

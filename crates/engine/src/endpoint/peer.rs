@@ -9,7 +9,7 @@ use std::ops::Range;
 use mqueue::{LoanError, abi};
 use wire::DropReason;
 use wire::nic::Nic;
-use wire::session::Origin;
+use wire::session::{Origin, ReplyTo};
 
 use crate::admit::servers::Servers;
 use crate::admit::{Admitted, Batch, Waits};
@@ -17,11 +17,12 @@ use crate::base::arrival::{ANY, ANY_SHOWN, Arrival, Awaited, RETRY_BYTES, RETRY_
 use crate::base::links::{ENVELOPE_BYTES, Envelope, LinkIn};
 use crate::base::turn::Turn;
 use crate::depart::run::{Next, Run};
-use crate::endpoint::Endpoint;
+use crate::endpoint::{ClientEndpoint, Endpoint, HandedBack};
 use crate::schedule::{Kind, Schedule};
 use crate::service::services::Services;
 
 /// The rings from the other workers to this one.
+#[derive(Default)]
 pub(crate) struct Peers {
     /// By worker and service; none from itself.
     links: Vec<Vec<Option<LinkIn>>>,
@@ -32,92 +33,7 @@ pub(crate) struct Peers {
     answer_bytes: Vec<u8>,
 }
 
-/// A reply, or the reason of its loss, for a client of this worker.
-pub(crate) struct HandedBack<'a> {
-    pub(crate) service: usize,
-    pub(crate) request: Awaited,
-    pub(crate) outcome: Result<&'a [u8], DropReason>,
-}
-
 impl Peers {
-    pub(crate) fn new(workers: usize) -> Self {
-        let links = (0..workers).map(|_| Vec::new()).collect();
-        Self { links, present: 0, answers: Vec::new(), answer_bytes: Vec::new() }
-    }
-
-    /// Sets or removes the link of one service to one worker.
-    pub(crate) fn replace(
-        &mut self,
-        worker: usize,
-        service: usize,
-        link: Option<LinkIn>,
-    ) -> Option<LinkIn> {
-        self.present += usize::from(link.is_some());
-        let before = crate::base::links::replace(&mut self.links[worker], service, link);
-        self.present -= usize::from(before.is_some());
-        before
-    }
-
-    /// Whether the others seem to have sent something to this worker.
-    pub(crate) fn is_hinted(&self) -> bool {
-        self.links.iter().flatten().flatten().any(LinkIn::is_hinted)
-    }
-
-    /// The same for one service.
-    pub(crate) fn is_hinted_for(&self, service: u16) -> bool {
-        let of_service = |links: &Vec<Option<LinkIn>>| {
-            let link = links.get(usize::from(service)).and_then(Option::as_ref);
-            link.is_some_and(LinkIn::is_hinted)
-        };
-        self.links.iter().any(of_service)
-    }
-
-    /// Takes the replies that other workers hand back, and delivers them with `settle`: they only need room at a
-    /// client.
-    pub(crate) fn take_replies<N: Nic>(
-        &mut self,
-        turn: &mut Turn<N>,
-        services: &mut Services,
-        mut settle: impl FnMut(&mut Turn<N>, &mut Services, HandedBack<'_>),
-    ) {
-        if self.present == 0 {
-            return;
-        }
-        let mut message = std::mem::take(&mut turn.scratch);
-        for links in &mut self.links {
-            for (service, link) in links.iter_mut().enumerate() {
-                let Some(link) = link.as_mut().filter(|link| link.replies.hinted()) else {
-                    continue;
-                };
-                let mut took = false;
-                while let Ok(Some(header)) = link.replies.peek() {
-                    let bytes = &mut message[..header.len as usize];
-                    let arrived = link.replies.copy_out(&header, bytes);
-                    debug_assert!(arrived, "doorbell rings hold whole messages");
-                    link.replies.advance();
-                    took = true;
-                    let (envelope, payload) = bytes.split_at(ENVELOPE_BYTES);
-                    let envelope = Envelope::decode(envelope.try_into().expect("split there"));
-                    let outcome = if header.kind == abi::kind::DROP {
-                        // Written by a worker of this process, so the code is valid.
-                        Err(DropReason::from_code(header.status).unwrap_or(DropReason::MqueueDead))
-                    } else {
-                        services[service].counters.replies_handed_in.one();
-                        Ok(payload)
-                    };
-                    if let Some(request) = envelope.awaited() {
-                        settle(turn, services, HandedBack { service, request, outcome });
-                    }
-                }
-                if took {
-                    Self::taken_over(turn, services, service);
-                    link.release();
-                }
-            }
-        }
-        turn.scratch = message;
-    }
-
     /// A message was taken over from another worker, whose slots are about to be returned.
     fn taken_over<N: Nic>(turn: &mut Turn<N>, services: &mut Services, service: usize) {
         turn.busy();
@@ -241,20 +157,6 @@ impl Peers {
         admitted
     }
 
-    /// Answers of functions to datagrams that were handed over, one by one.
-    pub(crate) fn take_answers(&mut self, mut answer: impl FnMut(&Origin, u32, &[u8])) {
-        for (origin, len, bytes) in self.answers.drain(..) {
-            answer(&origin, len, &self.answer_bytes[bytes]);
-        }
-        self.answer_bytes.clear();
-    }
-
-    /// Whether there are some.
-    #[inline]
-    pub(crate) fn has_answers(&self) -> bool {
-        !self.answers.is_empty()
-    }
-
     /// Tells the worker that received a request that it was lost, if its client waits for a reply.
     fn report_loss<N: Nic>(
         turn: &mut Turn<N>,
@@ -291,9 +193,112 @@ impl Peers {
             }
         }
     }
+}
+
+impl<N: Nic> ClientEndpoint<N> for Peers {
+    fn new(workers: usize) -> Self {
+        let links = (0..workers).map(|_| Vec::new()).collect();
+        Self { links, ..Self::default() }
+    }
+
+    fn has_client(&self, to: &ReplyTo, worker: u16) -> bool {
+        to.worker != worker
+    }
+
+    fn has_returned(&self) -> bool {
+        self.present > 0
+    }
+
+    /// Sets or removes the link of one service to one worker.
+    fn set_link(
+        &mut self,
+        worker: usize,
+        service: usize,
+        link: &mut Option<LinkIn>,
+    ) -> Option<LinkIn> {
+        let link = link.take();
+        self.present += usize::from(link.is_some());
+        let before = crate::base::links::replace(&mut self.links[worker], service, link);
+        self.present -= usize::from(before.is_some());
+        before
+    }
+
+    /// Whether the others seem to have sent something to this worker.
+    fn is_hinted(&self, _: &Services) -> bool {
+        self.links.iter().flatten().flatten().any(LinkIn::is_hinted)
+    }
+
+    /// The same for one service.
+    fn is_hinted_for(&self, service: u16) -> bool {
+        let of_service = |links: &Vec<Option<LinkIn>>| {
+            let link = links.get(usize::from(service)).and_then(Option::as_ref);
+            link.is_some_and(LinkIn::is_hinted)
+        };
+        self.links.iter().any(of_service)
+    }
+
+    /// Takes the replies that other workers hand back, and delivers them with `settle`: they only need room at a
+    /// client.
+    fn take_replies(
+        &mut self,
+        turn: &mut Turn<N>,
+        services: &mut Services,
+        mut settle: impl FnMut(&mut Turn<N>, &mut Services, HandedBack<'_>),
+    ) {
+        if self.present == 0 {
+            return;
+        }
+        let mut message = std::mem::take(&mut turn.scratch);
+        for links in &mut self.links {
+            for (service, link) in links.iter_mut().enumerate() {
+                let Some(link) = link.as_mut().filter(|link| link.replies.hinted()) else {
+                    continue;
+                };
+                let mut took = false;
+                while let Ok(Some(header)) = link.replies.peek() {
+                    let bytes = &mut message[..header.len as usize];
+                    let arrived = link.replies.copy_out(&header, bytes);
+                    debug_assert!(arrived, "doorbell rings hold whole messages");
+                    link.replies.advance();
+                    took = true;
+                    let (envelope, payload) = bytes.split_at(ENVELOPE_BYTES);
+                    let envelope = Envelope::decode(envelope.try_into().expect("split there"));
+                    let outcome = if header.kind == abi::kind::DROP {
+                        // Written by a worker of this process, so the code is valid.
+                        Err(DropReason::from_code(header.status).unwrap_or(DropReason::MqueueDead))
+                    } else {
+                        services[service].counters.replies_handed_in.one();
+                        Ok(payload)
+                    };
+                    if let Some(request) = envelope.awaited() {
+                        settle(turn, services, HandedBack { service, request, outcome });
+                    }
+                }
+                if took {
+                    Self::taken_over(turn, services, service);
+                    link.release();
+                }
+            }
+        }
+        turn.scratch = message;
+    }
+
+    /// Answers of functions to datagrams that were handed over, one by one.
+    fn take_answers(&mut self, answer: &mut dyn FnMut(&Origin, u32, &[u8])) {
+        for (origin, len, bytes) in self.answers.drain(..) {
+            answer(&origin, len, &self.answer_bytes[bytes]);
+        }
+        self.answer_bytes.clear();
+    }
+
+    /// Whether there are some.
+    #[inline]
+    fn has_answers(&self) -> bool {
+        !self.answers.is_empty()
+    }
 
     /// The end of a drain: drops handed-over requests that were not taken.
-    pub(crate) fn discard<N: Nic>(&mut self, turn: &mut Turn<N>, services: &mut Services) {
+    fn discard(&mut self, turn: &mut Turn<N>, services: &mut Services) {
         for link in self.links.iter_mut().flatten().flatten() {
             for (ring, replies) in [(&mut link.replies, true), (&mut link.requests, false)] {
                 while let Ok(Some(header)) = ring.peek() {

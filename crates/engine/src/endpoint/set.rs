@@ -1,29 +1,18 @@
 //! All endpoints of one worker, and the steps of a turn over them.
 
-use std::ops::Range;
-use std::sync::Arc;
-
-use onpath::{Arranged, Chain, CommandError, Link};
+use onpath::{Chain, CommandError, Link};
 use wire::DropReason;
-use wire::nic::{Close, Event, Nic, PortIndex, RxBatch, StreamKey};
-use wire::session::{Origin, ReplyTo};
+use wire::nic::{Close, Event, Nic, RxBatch};
 
-use crate::admit::servers::{NoServers, Relayed, Servers};
-use crate::base::arrival::{Arrival, Message, Refusal};
 use crate::base::keys::StreamOwner;
-use crate::base::metrics::ServiceCounters;
-use crate::base::topology::{Limits, Replies, Service};
+use crate::base::topology::{Limits, Replies};
 use crate::base::turn::Turn;
 use crate::depart::Depart;
-use crate::endpoint::backend::{Backends, KernelBackends};
 use crate::endpoint::clients::Clients;
-use crate::endpoint::sockets::{KernelSockets, Sockets};
-use crate::endpoint::transfers::{KernelTransfers, ServiceTransfers};
-use crate::endpoint::upstream::{Upstream, Upstreams};
-use crate::endpoint::{Endpoint, PerService};
+use crate::endpoint::servers::{Parts, ServerSide};
 use crate::schedule::Schedule;
 use crate::service::chain::{ChainPlace, ChainReply, ChainRequest};
-use crate::service::ends::{OtherEnds, ShareMqueue};
+use crate::service::ends::ShareMqueue;
 use crate::service::services::Services;
 use crate::service::share::{HEADS_READ, ServiceShare};
 
@@ -33,140 +22,10 @@ pub(crate) struct Endpoints {
     pub(crate) servers: ServerSide,
 }
 
-/// The endpoints without clients: what services and their blocks use.
-#[derive(Default)]
-pub(crate) struct ServerSide {
-    transfers: KernelTransfers,
-    backends: KernelBackends,
-    upstreams: Upstreams,
-    pub(crate) sockets: KernelSockets,
-}
-
-/// What these endpoints have of one service.
-pub(crate) struct Parts {
-    transfers: Option<Box<ServiceTransfers>>,
-    backends: Option<Box<Backends>>,
-    upstream: Option<Box<Upstream>>,
-    sockets: Option<Box<Sockets>>,
-}
-
-impl Parts {
-    /// Of one worker. Each endpoint takes its rings out of `ends`.
-    pub(crate) fn new(
-        service: &Service,
-        worker: u16,
-        mut ends: Vec<OtherEnds>,
-        counters: &Arc<ServiceCounters>,
-    ) -> Self {
-        Self {
-            transfers: ServiceTransfers::new(service, &mut ends, counters),
-            backends: Backends::new(worker, service, &mut ends, counters),
-            upstream: Upstream::new(service, counters),
-            sockets: Sockets::new(service, &mut ends, counters),
-        }
-    }
-
-    /// Gives the path to a backend these functions.
-    pub(crate) fn set_path(&mut self, backend: u16, functions: Vec<Arranged>) {
-        if let Some(backends) = &mut self.backends {
-            backends.arrange_path(backend, functions);
-        }
-    }
-}
-
-/// Calls the same method on each endpoint without clients.
-macro_rules! each {
-    ($self:ident . $call:ident ( $($argument:expr),* )) => {
-        $self.transfers.$call($($argument),*);
-        $self.backends.$call($($argument),*);
-        $self.upstreams.$call($($argument),*);
-        $self.sockets.$call($($argument),*);
-    };
-}
-
-/// Folds the results of a method of each endpoint without clients.
-macro_rules! fold {
-    ($self:ident . $call:ident ( $($argument:expr),* ) $fold:expr) => {{
-        let first = Endpoint::<N>::$call(&$self.transfers, $($argument),*);
-        let next = $fold(first, Endpoint::<N>::$call(&$self.backends, $($argument),*));
-        let next = $fold(next, Endpoint::<N>::$call(&$self.upstreams, $($argument),*));
-        $fold(next, Endpoint::<N>::$call(&$self.sockets, $($argument),*))
-    }};
-}
-
-impl ServerSide {
-    fn event<N: Nic>(&mut self, turn: &mut Turn<N>, event: Event, owner: StreamOwner) {
-        each!(self.event(turn, event, owner));
-    }
-
-    fn take_function_ns<N: Nic>(&mut self, service: usize) -> u64 {
-        Endpoint::<N>::take_function_ns(&mut self.backends, service)
-    }
-
-    /// Blocks of a service have ended, or their generation has. `are_lost`: the accelerator is.
-    pub(crate) fn end_blocks<N: Nic>(
-        &mut self,
-        turn: &mut Turn<N>,
-        service: usize,
-        blocks: Range<u32>,
-        are_lost: bool,
-    ) {
-        each!(self.end_blocks(turn, service, blocks.clone(), are_lost));
-    }
-
-    /// The same for the blocks of a service whose mqueues are dead.
-    pub(crate) fn end_dead_blocks<N: Nic>(
-        &mut self,
-        turn: &mut Turn<N>,
-        share: &ServiceShare,
-        service: usize,
-    ) {
-        for (block, load) in (0..).zip(&share.loads) {
-            // For an absent accelerator this was done before, and the rings may already be those of
-            // the next generation.
-            if !load.alive && !load.absent {
-                self.end_blocks(turn, service, block..block + 1, false);
-            }
-        }
-    }
-
-    /// The blocks get the rings of the next generation.
-    pub(crate) fn replace_rings<N: Nic>(&mut self, service: usize, ends: &mut [OtherEnds]) {
-        Endpoint::<N>::replace_rings(&mut self.transfers, service, ends);
-        Endpoint::<N>::replace_rings(&mut self.backends, service, ends);
-        Endpoint::<N>::replace_rings(&mut self.sockets, service, ends);
-    }
-
-    /// Marks the server mqueues of blocks that wrote impossible words into other rings as corrupt.
-    pub(crate) fn note_corrupt<N: Nic>(&mut self, share: &mut ServiceShare, service: usize) {
-        Endpoint::<N>::note_corrupt(&mut self.transfers, share, service);
-        Endpoint::<N>::note_corrupt(&mut self.backends, share, service);
-    }
-
-    /// Whether requests of blocks are not answered, or not even taken.
-    pub(crate) fn asks<N: Nic>(&self, share: &ServiceShare, service: usize) -> bool {
-        fold!(self.asks(share, service) | one, other | one || other)
-    }
-
-    /// Whether these blocks have connections.
-    pub(crate) fn is_connected<N: Nic>(&self, service: u16, blocks: &Range<u32>) -> bool {
-        fold!(self.is_connected(service, blocks) | one, other | one || other)
-    }
-
-    /// Requests of a service in flight without an mqueue.
-    pub(crate) fn outstanding<N: Nic>(&self, service: u16) -> u64 {
-        fold!(self.outstanding(service) | one, other | one + other)
-    }
-
-    fn wake_at<N: Nic>(&self, now_ns: u64, services: &Services) -> u64 {
-        fold!(self.wake_at(now_ns, services) u64::min)
-    }
-}
-
 impl Endpoints {
-    pub(crate) fn new(rx: RxBatch, workers: usize, limits: &Limits) -> Self {
+    pub(crate) fn new<N: Nic>(rx: RxBatch, workers: usize, limits: &Limits) -> Self {
         let servers = ServerSide::default();
-        Self { clients: Clients::new(rx, workers, limits), servers }
+        Self { clients: Clients::new::<N>(rx, workers, limits), servers }
     }
 
     /// Something happened on the network.
@@ -214,7 +73,7 @@ impl Endpoints {
         schedule: &mut Schedule,
     ) {
         let Self { servers, .. } = self;
-        each!(servers.before_drive(turn, services, schedule));
+        servers.before_drive(turn, services, schedule);
     }
 
     /// Empties the rings that may hold messages of blocks: those that the blocks touched, and those
@@ -251,7 +110,7 @@ impl Endpoints {
             let shown = services[service].shown(mqueue);
             clients.gather_replies(turn, services, servers, service, mqueue, shown);
         }
-        each!(servers.gather(turn, services, service));
+        servers.gather(turn, services, service);
         for drive in 0..services[service].accelerators.len() {
             let count = services[service].accelerators[drive].tx_pending.len();
             for first in (0..count).step_by(HEADS_READ) {
@@ -264,7 +123,7 @@ impl Endpoints {
                             clients.gather_replies(turn, services, servers, service, mqueue, shown);
                         }
                         ShareMqueue::Other(role, block) => {
-                            each!(servers.take(turn, services, service, (role, block)));
+                            servers.take(turn, services, service, (role, block));
                         }
                         ShareMqueue::Foreign => {}
                     }
@@ -299,9 +158,7 @@ impl Endpoints {
         schedule: &mut Schedule,
     ) {
         let Self { clients, servers } = self;
-        let ServerSide { transfers, sockets, .. } = servers;
-        transfers.borrow(turn, sockets);
-        each!(servers.exchange(turn, services, schedule, clients));
+        servers.exchange(turn, services, schedule, clients);
     }
 
     /// Sends what the turn produced. With `may_defer`, some replies may wait for more.
@@ -314,7 +171,7 @@ impl Endpoints {
     ) {
         let Self { clients, servers } = self;
         clients.flush(turn, services, servers, may_defer);
-        each!(servers.flush(turn, services, &mut NoServers, may_defer));
+        servers.flush(turn, services, may_defer);
     }
 
     /// Once a millisecond: time limits of a service.
@@ -326,35 +183,25 @@ impl Endpoints {
     ) {
         let Self { clients, servers } = self;
         clients.expire_requests(turn, services, service);
-        each!(servers.expire(turn, services, clients, service));
+        servers.expire(turn, services, clients, service);
     }
 
     /// A service comes.
     pub(crate) fn place<N: Nic>(&mut self, turn: &mut Turn<N>, service: u16, parts: Parts) {
-        let Parts { transfers, backends, upstream, sockets } = parts;
-        let Self { servers, .. } = self;
-        servers.transfers.place(turn, service, transfers);
-        servers.backends.place(turn, service, backends);
-        servers.upstreams.place(turn, service, upstream);
-        servers.sockets.place(turn, service, sockets);
+        // A vacant slot has nothing.
+        drop(self.servers.place(turn, service, parts));
     }
 
     /// A service goes; returns what another thread should free.
     pub(crate) fn remove<N: Nic>(&mut self, turn: &mut Turn<N>, service: u16) -> Parts {
         self.release(turn, service);
-        let Self { servers, .. } = self;
-        Parts {
-            transfers: servers.transfers.remove(turn, service),
-            backends: servers.backends.remove(turn, service),
-            upstream: servers.upstreams.remove(turn, service),
-            sockets: servers.sockets.remove(turn, service),
-        }
+        self.servers.remove(turn, service)
     }
 
     /// A service ends: what is in its rings is dropped.
     pub(crate) fn release<N: Nic>(&mut self, turn: &mut Turn<N>, service: u16) {
         let Self { servers, .. } = self;
-        each!(servers.release(turn, service));
+        servers.release(turn, service);
     }
 
     /// The connections of a service that leaves go on with its successor.
@@ -367,7 +214,7 @@ impl Endpoints {
     ) {
         let Self { clients, servers } = self;
         clients.tcp.move_to(from, to);
-        each!(servers.move_to(turn, services, from, to));
+        servers.move_to(turn, services, from, to);
     }
 
     /// Stops receiving from the clients of a service, or of all.
@@ -379,7 +226,7 @@ impl Endpoints {
     ) {
         let Self { clients, servers } = self;
         clients.leave(turn, services, servers, service);
-        each!(servers.leave(turn, services, &mut NoServers, service));
+        servers.leave(turn, services, service);
     }
 
     /// Drops everything of a service that is in flight on this worker, for this reason.
@@ -392,7 +239,7 @@ impl Endpoints {
     ) {
         let Self { clients, servers } = self;
         clients.drop_requests(turn, services, service, reason);
-        each!(servers.drop_requests(turn, services, clients, service, reason));
+        servers.drop_requests(turn, services, clients, service, reason);
         self.flush(turn, services, false);
         let Self { clients, servers } = self;
         clients.tcp.close_all(turn, services, servers, service as u16, reason);
@@ -400,9 +247,9 @@ impl Endpoints {
     }
 
     /// Sets the limits.
-    pub(crate) fn set_limits(&mut self, limits: &Limits) {
+    pub(crate) fn set_limits<N: Nic>(&mut self, limits: &Limits) {
         self.clients.set_limits(limits);
-        self.servers.upstreams.set_limits(limits);
+        self.servers.set_limits::<N>(limits);
     }
 
     /// Requests of a service in flight without an mqueue, and replies that have not been sent.
@@ -426,7 +273,7 @@ impl Endpoints {
     ) -> ChainReply {
         let slot = usize::from(place.slot);
         let share = services.get_mut(slot).filter(|share| !share.is_vacant());
-        let backends = &mut self.servers.backends;
+        let servers = &mut self.servers;
         match request {
             ChainRequest::Arrange(mut order) => {
                 let mut former: Vec<Link> = Vec::new();
@@ -436,7 +283,7 @@ impl Endpoints {
                         share.find_peers(&turn.shared);
                     }
                     (Some(_), Some(backend)) => {
-                        former = Endpoint::<N>::arrange_path(backends, slot, backend, &mut order);
+                        former = servers.arrange_path::<N>(slot, backend, &mut order);
                     }
                     (None, _) => {}
                 }
@@ -446,12 +293,12 @@ impl Endpoints {
                 ChainReply::Arranged(former)
             }
             ChainRequest::Command(id, command) => {
-                let chain = chain_of::<N>(backends, share, &place);
+                let chain = chain_of::<N>(servers, share, &place);
                 let done = chain.map(|chain| chain.command(id, command));
                 ChainReply::Command(done.unwrap_or(Err(CommandError::Gone)))
             }
             ChainRequest::Trace(trace) => {
-                let chain = chain_of::<N>(backends, share, &place);
+                let chain = chain_of::<N>(servers, share, &place);
                 ChainReply::Traced(chain.and_then(|chain| chain.set_trace(trace)))
             }
         }
@@ -460,7 +307,7 @@ impl Endpoints {
 
 /// The service's chain, or the one on the path to a backend.
 fn chain_of<'a, N: Nic>(
-    backends: &'a mut KernelBackends,
+    servers: &'a mut ServerSide,
     share: Option<&'a mut ServiceShare>,
     place: &ChainPlace,
 ) -> Option<&'a mut Chain> {
@@ -468,90 +315,7 @@ fn chain_of<'a, N: Nic>(
         None => share?.chain.as_mut().map(|attached| attached.chain()),
         Some(backend) => {
             share?;
-            Endpoint::<N>::chain_of(backends, place.slot.into(), backend)
+            servers.chain_of::<N>(place.slot.into(), backend)
         }
-    }
-}
-
-impl<N: Nic> Servers<N> for ServerSide {
-    fn submit(
-        &mut self,
-        turn: &mut Turn<N>,
-        services: &mut Services,
-        service: usize,
-        arrival: &Arrival,
-        message: &mut impl Message,
-    ) -> Result<(), Refusal> {
-        self.upstreams.submit(turn, services, service, arrival, message)
-    }
-
-    fn unspent(&mut self, service: usize, origin: &Origin) -> Option<u32> {
-        Servers::<N>::unspent(&mut self.upstreams, service, origin)
-    }
-
-    fn spend(&mut self, service: usize, origin: &Origin, bytes: u64) {
-        Servers::<N>::spend(&mut self.upstreams, service, origin, bytes);
-    }
-
-    fn holds_client(&mut self, service: usize, client: StreamKey) -> bool {
-        Servers::<N>::holds_client(&mut self.upstreams, service, client)
-    }
-
-    fn delays_close(&mut self, service: usize, client: StreamKey) -> bool {
-        Servers::<N>::delays_close(&mut self.upstreams, service, client)
-    }
-
-    fn close_stream(
-        &mut self,
-        turn: &mut Turn<N>,
-        services: &mut Services,
-        service: usize,
-        client: StreamKey,
-    ) {
-        Servers::close_stream(&mut self.upstreams, turn, services, service, client);
-    }
-
-    fn begin_relay(
-        &mut self,
-        turn: &mut Turn<N>,
-        services: &mut Services,
-        service: usize,
-        client: &ReplyTo,
-    ) -> Relayed {
-        Servers::begin_relay(&mut self.upstreams, turn, services, service, client)
-    }
-
-    fn relay_to_server(
-        &mut self,
-        turn: &mut Turn<N>,
-        services: &mut Services,
-        service: usize,
-        client: StreamKey,
-        chunk: &[u8],
-    ) -> Option<DropReason> {
-        Servers::relay_to_server(&mut self.upstreams, turn, services, service, client, chunk)
-    }
-
-    fn end_relay_input(&mut self, turn: &mut Turn<N>, service: usize, client: StreamKey) {
-        Servers::end_relay_input(&mut self.upstreams, turn, service, client);
-    }
-
-    fn relay_taken(&mut self, turn: &mut Turn<N>, service: usize, client: StreamKey) -> bool {
-        Servers::relay_taken(&mut self.upstreams, turn, service, client)
-    }
-
-    fn is_relay_finished(&mut self, service: usize, client: StreamKey) -> bool {
-        Servers::<N>::is_relay_finished(&mut self.upstreams, service, client)
-    }
-
-    fn accept(
-        &mut self,
-        turn: &mut Turn<N>,
-        services: &Services,
-        service: u16,
-        port: PortIndex,
-        socket: u16,
-    ) -> bool {
-        Servers::accept(&mut self.sockets, turn, services, service, port, socket)
     }
 }

@@ -27,16 +27,17 @@ mod arrivals;
 mod requests;
 
 use mqueue::abi::{SlotHeader, kind, stop};
-use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer, RingError, Words};
+use mqueue::{Consumer, Head, LoanError, MappedMemory, RingError};
 use wire::DropReason;
 use wire::nic::Nic;
 use wire::session::{BUNDLE_MAX, EndpointKind, Origin, ReplyTo};
 
 use crate::admit::servers::Servers;
 use crate::base::arrival::Awaited;
+use crate::base::process::ShmClient;
 use crate::base::turn::Turn;
 use crate::depart::run::{Next, Run};
-use crate::endpoint::Endpoint;
+use crate::endpoint::{ClientEndpoint, Endpoint};
 use crate::schedule::{Kind, Schedule};
 use crate::service::bundle::table::Completion;
 use crate::service::services::Services;
@@ -53,30 +54,6 @@ const ROOM_NS: u64 = 1_000_000;
 const SHORT_BYTES: u64 = 64;
 /// Prefetch distance in messages: slots are fetched from the client's cache.
 const AHEAD: u64 = 8;
-
-/// A shared-memory client that is passed to its worker.
-pub struct ShmClient {
-    /// The control side's id for it, never used twice.
-    pub id: u64,
-    /// Index of its service.
-    pub service: u16,
-    /// Slots of each of its two rings.
-    pub depth: u32,
-    /// The engine's end of its RX ring.
-    pub replies: Producer<MappedMemory>,
-    /// The engine's end of its TX ring.
-    pub requests: Consumer<MappedMemory>,
-    /// The words of its region.
-    pub words: Words<MappedMemory>,
-    /// Access to its process.
-    pub peer: Box<dyn ShmPeer>,
-}
-
-/// What a worker can do to a client besides writing into its ring. Dropping it closes the client's connection.
-pub trait ShmPeer: Send {
-    /// Wakes the client, which has announced that it sleeps.
-    fn wake(&self);
-}
 
 /// A client of this worker.
 struct ActiveClient {
@@ -135,14 +112,6 @@ pub(crate) struct ShmClients {
 struct Gone;
 
 impl ShmClients {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.open.is_empty()
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.open.len()
-    }
-
     fn insert(&mut self, client: ShmClient, answers: bool) -> u32 {
         let free = self.entries.iter().position(|entry| entry.active.is_none());
         let index = free.unwrap_or_else(|| {
@@ -182,37 +151,9 @@ impl ShmClients {
         self.entries.get_mut(index as usize)?.active.as_deref_mut()
     }
 
-    /// Whether a client's request can be taken now: the last check before a sleep.
-    pub(crate) fn hinted(&self, held: impl Fn(u16) -> bool) -> bool {
-        let waits = |s: &ActiveClient| s.no_room || held(s.client.service);
-        self.active().any(|s| s.broken || (s.client.requests.hinted() && !waits(s)))
-    }
-
     /// Whether a request waits for its client to read replies.
     fn waits_for_room(&self) -> bool {
         self.active().any(|s| s.no_room)
-    }
-
-    /// Clients of one service.
-    pub(crate) fn of_service(&self, service: u16) -> usize {
-        self.active().filter(|s| s.client.service == service).count()
-    }
-
-    /// Moves the clients of one service to another with the same message layout, except those that are to be closed.
-    pub(crate) fn move_to(&mut self, from: u16, to: u16, departing: &[u64]) {
-        let active = self.entries.iter_mut().filter_map(|entry| entry.active.as_deref_mut());
-        let moves =
-            |s: &&mut ActiveClient| s.client.service == from && !departing.contains(&s.client.id);
-        for active in active.filter(moves) {
-            active.client.service = to;
-        }
-    }
-
-    /// See [`Words::set_parked`].
-    pub(crate) fn set_parked(&self, parked: bool) {
-        for active in self.active() {
-            active.client.words.set_parked(parked);
-        }
     }
 
     /// Writes the outcome of a request into its client's ring; [`Self::publish`] must follow.
@@ -276,48 +217,6 @@ impl ShmClients {
             self.dirty.push(index);
         }
         true
-    }
-
-    /// Writes the replies of a completion into the ring of their client. Returns the messages that have an outcome; the others have to be
-    /// delivered one by one.
-    pub(crate) fn deliver_bundle(
-        &mut self,
-        share: &mut ServiceShare,
-        mqueue: u32,
-        completion: &Completion,
-        to: &ReplyTo,
-    ) -> u64 {
-        let Some(entry) = self.entries.get_mut(to.key as usize) else { return 0 };
-        let other = entry.generation != to.generation && !mutants::on("forget_client");
-        let active = entry.active.as_deref_mut().filter(|active| !active.broken && !other);
-        let Some(active) = active else { return 0 };
-        let Some(numbers) = share.sessions.numbers_of(completion.token) else { return 0 };
-        let mut decided = 0_u64;
-        while decided != completion.messages {
-            let left = completion.messages & !decided;
-            let first = left.trailing_zeros();
-            let count = (left >> first).trailing_ones();
-            let tags = &numbers[first as usize..][..count as usize];
-            let replies = (mqueue, completion, completion.place_of(first));
-            let written = share.push_replies(replies, &mut active.client.replies, tags);
-            active.broken |= written.is_err();
-            let written = written.unwrap_or(0);
-            if written > 0 {
-                decided |= (u64::MAX >> (64 - written)) << first;
-            }
-            if written < count {
-                break;
-            }
-        }
-        let count = decided.count_ones();
-        active.outstanding = active.outstanding.saturating_sub(count);
-        if count > 0 && !std::mem::replace(&mut active.dirty, true) {
-            self.dirty.push(to.key);
-        }
-        share.end_messages(completion.token, mqueue, decided);
-        share.count_replied(count.into());
-        share.count_replied_bytes(u64::from(count) * u64::from(completion.replies.len()));
-        decided
     }
 
     /// Publishes the turn's replies to the clients, and wakes those that sleep.
@@ -390,14 +289,109 @@ impl ShmClients {
         }
         self.close(turn, services, index);
     }
+}
 
-    /// Closes the clients of a leaving service once every request of theirs has its outcome.
-    pub(crate) fn close_leaving<N: Nic>(
+impl<N: Nic> ClientEndpoint<N> for ShmClients {
+    fn new(_: usize) -> Self {
+        Self::default()
+    }
+
+    fn has_client(&self, to: &ReplyTo, worker: u16) -> bool {
+        to.worker == worker && to.endpoint == EndpointKind::Shm
+    }
+
+    fn connections(&self) -> usize {
+        self.open.len()
+    }
+
+    fn attach(
         &mut self,
         turn: &mut Turn<N>,
         services: &mut Services,
-        service: u16,
+        client: &mut Option<ShmClient>,
     ) {
+        if let Some(client) = client.take() {
+            self.adopt(turn, services, client);
+        }
+    }
+
+    fn detach(&mut self, turn: &mut Turn<N>, services: &mut Services, id: u64) {
+        self.remove_client(turn, services, id);
+    }
+
+    /// Whether a client's request can be taken now: the last check before a sleep.
+    fn is_hinted(&self, services: &Services) -> bool {
+        let held = |of: u16| services[usize::from(of)].is_held();
+        let waits = |s: &ActiveClient| s.no_room || held(s.client.service);
+        self.active().any(|s| s.broken || (s.client.requests.hinted() && !waits(s)))
+    }
+
+    /// Clients of one service.
+    fn of_service(&self, service: u16) -> usize {
+        self.active().filter(|s| s.client.service == service).count()
+    }
+
+    /// Moves the clients of one service to another with the same message layout, except those that are to be closed.
+    fn move_processes(&mut self, from: u16, to: u16, departing: &[u64]) {
+        let active = self.entries.iter_mut().filter_map(|entry| entry.active.as_deref_mut());
+        let moves =
+            |s: &&mut ActiveClient| s.client.service == from && !departing.contains(&s.client.id);
+        for active in active.filter(moves) {
+            active.client.service = to;
+        }
+    }
+
+    /// See [`Words::set_parked`].
+    fn set_parked(&self, parked: bool) {
+        for active in self.active() {
+            active.client.words.set_parked(parked);
+        }
+    }
+
+    /// Writes the replies of a completion into the ring of their client. Returns the messages that have an outcome; the others have to be
+    /// delivered one by one.
+    fn deliver_bundle(
+        &mut self,
+        share: &mut ServiceShare,
+        mqueue: u32,
+        completion: &Completion,
+        to: &ReplyTo,
+    ) -> u64 {
+        let Some(entry) = self.entries.get_mut(to.key as usize) else { return 0 };
+        let other = entry.generation != to.generation && !mutants::on("forget_client");
+        let active = entry.active.as_deref_mut().filter(|active| !active.broken && !other);
+        let Some(active) = active else { return 0 };
+        let Some(numbers) = share.sessions.numbers_of(completion.token) else { return 0 };
+        let mut decided = 0_u64;
+        while decided != completion.messages {
+            let left = completion.messages & !decided;
+            let first = left.trailing_zeros();
+            let count = (left >> first).trailing_ones();
+            let tags = &numbers[first as usize..][..count as usize];
+            let replies = (mqueue, completion, completion.place_of(first));
+            let written = share.push_replies(replies, &mut active.client.replies, tags);
+            active.broken |= written.is_err();
+            let written = written.unwrap_or(0);
+            if written > 0 {
+                decided |= (u64::MAX >> (64 - written)) << first;
+            }
+            if written < count {
+                break;
+            }
+        }
+        let count = decided.count_ones();
+        active.outstanding = active.outstanding.saturating_sub(count);
+        if count > 0 && !std::mem::replace(&mut active.dirty, true) {
+            self.dirty.push(to.key);
+        }
+        share.end_messages(completion.token, mqueue, decided);
+        share.count_replied(count.into());
+        share.count_replied_bytes(u64::from(count) * u64::from(completion.replies.len()));
+        decided
+    }
+
+    /// Closes the clients of a leaving service once every request of theirs has its outcome.
+    fn close_leaving(&mut self, turn: &mut Turn<N>, services: &mut Services, service: u16) {
         for index in 0..self.entries.len() as u32 {
             let done = |s: &&mut ActiveClient| s.client.service == service && s.outstanding == 0;
             if self.at(index).as_ref().is_some_and(done) {
@@ -407,7 +401,7 @@ impl ShmClients {
     }
 
     /// Shutdown: every client has its outcomes in its ring, and its connection is closed.
-    pub(crate) fn close_all<N: Nic>(&mut self, turn: &mut Turn<N>, services: &mut Services) {
+    fn close_all(&mut self, turn: &mut Turn<N>, services: &mut Services) {
         for index in 0..self.entries.len() as u32 {
             if self.entries[index as usize].active.is_some() {
                 self.drain(turn, services, index);
@@ -426,7 +420,7 @@ impl<N: Nic> Endpoint<N> for ShmClients {
         servers: &mut impl Servers<N>,
         schedule: &mut Schedule,
     ) {
-        if self.is_empty() {
+        if self.open.is_empty() {
             return;
         }
         let (round, count) = (schedule.round(), self.open.len());
@@ -568,6 +562,7 @@ mod tests {
     use mqueue::{Head, HeapMapping, MqueuePlan, Region, RegionPlan, RingPlan};
 
     use super::*;
+    use crate::base::process::ShmPeer;
 
     struct NoPeer;
 

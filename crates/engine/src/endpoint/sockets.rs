@@ -423,17 +423,26 @@ impl KernelSockets {
     fn block_of(&mut self, id: SlotId) -> Option<&mut BlockShare> {
         self.of(id.service)?.blocks.get_mut(id.block as usize)
     }
-
-    /// Bytes of the sockets of a service, to blocks and from them, see [`Sockets::bytes`].
-    pub(crate) fn bytes(&self, service: u16) -> [(Books, u64); 2] {
-        self.share(service).map_or_else(Default::default, Sockets::bytes)
-    }
 }
 
-impl<N: Nic> PerService<N> for KernelSockets {
+impl PerService for KernelSockets {
     type Part = Option<Box<Sockets>>;
 
-    fn place(&mut self, turn: &mut Turn<N>, service: u16, mut part: Self::Part) -> Self::Part {
+    fn prepare(
+        service: &Service,
+        _: u16,
+        ends: &mut [OtherEnds],
+        counters: &Arc<ServiceCounters>,
+    ) -> Self::Part {
+        Sockets::new(service, ends, counters)
+    }
+
+    fn place<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: u16,
+        mut part: Self::Part,
+    ) -> Self::Part {
         if let Some(sockets) = &mut part {
             for (block, slot, key) in sockets.keys_mut() {
                 let id = SlotId { service, slot, block };
@@ -444,7 +453,7 @@ impl<N: Nic> PerService<N> for KernelSockets {
         replace(&mut self.by_slot, service, part)
     }
 
-    fn remove(&mut self, turn: &mut Turn<N>, service: u16) -> Self::Part {
+    fn remove<N: Nic>(&mut self, turn: &mut Turn<N>, service: u16) -> Self::Part {
         let mut part = replace(&mut self.by_slot, service, None);
         for (.., key) in part.iter_mut().flat_map(|sockets| sockets.keys_mut()) {
             turn.nic.close(*key, Close::Reset);
@@ -586,6 +595,10 @@ impl<N: Nic> Endpoint<N> for KernelSockets {
             Some(sockets.wake_at(now_ns, POLL_NS, share.runs_off_thread()))
         });
         of.min().unwrap_or(u64::MAX)
+    }
+
+    fn stream_bytes(&self, service: u16) -> Option<[(Books, u64); 2]> {
+        self.share(service).map(Sockets::bytes)
     }
 
     fn is_connected(&self, service: u16, blocks: &Range<u32>) -> bool {

@@ -12,6 +12,7 @@
 mod rings;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use mqueue::Role;
 use mqueue::abi::transfer_status;
@@ -19,8 +20,10 @@ use wire::nic::Nic;
 
 pub(crate) use self::rings::ServiceTransfers;
 use self::rings::{Asked, Stage};
+use crate::admit::servers::Servers;
 use crate::base::keys::SlotId;
-use crate::base::topology::POLL_NS;
+use crate::base::metrics::ServiceCounters;
+use crate::base::topology::{POLL_NS, Service};
 use crate::base::turn::Turn;
 use crate::endpoint::sockets::{KernelSockets, LoanState};
 use crate::endpoint::{Endpoint, PerService, replace};
@@ -147,17 +150,28 @@ fn wait_for_loan<N: Nic>(
     }
 }
 
-impl<N: Nic> PerService<N> for KernelTransfers {
+impl PerService for KernelTransfers {
     type Part = Option<Box<ServiceTransfers>>;
 
-    fn place(&mut self, _: &mut Turn<N>, service: u16, part: Self::Part) -> Self::Part {
+    fn prepare(
+        service: &Service,
+        _: u16,
+        ends: &mut [OtherEnds],
+        counters: &Arc<ServiceCounters>,
+    ) -> Self::Part {
+        ServiceTransfers::new(service, ends, counters)
+    }
+
+    fn place<N: Nic>(&mut self, _: &mut Turn<N>, service: u16, part: Self::Part) -> Self::Part {
         replace(&mut self.by_slot, service, part)
     }
 
-    fn remove(&mut self, _: &mut Turn<N>, service: u16) -> Self::Part {
+    fn remove<N: Nic>(&mut self, _: &mut Turn<N>, service: u16) -> Self::Part {
         replace(&mut self.by_slot, service, None)
     }
 }
+
+impl<N: Nic> Servers<N> for KernelTransfers {}
 
 impl<N: Nic> Endpoint<N> for KernelTransfers {
     fn replace_rings(&mut self, service: usize, ends: &mut [OtherEnds]) {

@@ -61,6 +61,7 @@ use crate::endpoint::clients::Clients;
 use crate::endpoint::held::Held;
 use crate::endpoint::{Endpoint, PerService, replace};
 use crate::schedule::Schedule;
+use crate::service::ends::OtherEnds;
 use crate::service::services::Services;
 
 /// Datagrams and bytes that are collected before they are sent.
@@ -292,30 +293,36 @@ impl Default for Upstreams {
     }
 }
 
-impl Upstreams {
-    /// Sets the limits.
-    pub(crate) fn set_limits(&mut self, limits: &Limits) {
-        self.batch.set_limits(limits);
-    }
-}
-
-impl<N: Nic> PerService<N> for Upstreams {
+impl PerService for Upstreams {
     type Part = Option<Box<Upstream>>;
 
-    fn place(&mut self, _: &mut Turn<N>, service: u16, part: Self::Part) -> Self::Part {
+    fn prepare(
+        service: &Service,
+        _: u16,
+        _: &mut [OtherEnds],
+        counters: &Arc<ServiceCounters>,
+    ) -> Self::Part {
+        Upstream::new(service, counters)
+    }
+
+    fn place<N: Nic>(&mut self, _: &mut Turn<N>, service: u16, part: Self::Part) -> Self::Part {
         if let Some(upstream) = &part {
             self.batch.reserve(service.into(), upstream.flows.max());
         }
         replace(&mut self.by_slot, service, part)
     }
 
-    fn remove(&mut self, turn: &mut Turn<N>, service: u16) -> Self::Part {
+    fn remove<N: Nic>(&mut self, turn: &mut Turn<N>, service: u16) -> Self::Part {
         self.close(turn, service);
         replace(&mut self.by_slot, service, None)
     }
 }
 
 impl<N: Nic> Servers<N> for Upstreams {
+    fn serves(&self, service: usize) -> bool {
+        self.by_slot.get(service).is_some_and(Option::is_some)
+    }
+
     fn submit(
         &mut self,
         turn: &mut Turn<N>,
@@ -438,6 +445,10 @@ impl<N: Nic> Endpoint<N> for Upstreams {
 
     fn move_to(&mut self, turn: &mut Turn<N>, services: &Services, from: u16, to: u16) {
         self.move_relays(turn, services, from, to);
+    }
+
+    fn set_limits(&mut self, limits: &Limits) {
+        self.batch.set_limits(limits);
     }
 
     fn outstanding(&self, service: u16) -> u64 {

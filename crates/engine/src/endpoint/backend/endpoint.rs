@@ -1,6 +1,7 @@
 //! The backends of all services of a worker, as an endpoint of it.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use mqueue::Role;
 use mqueue::abi::status;
@@ -10,7 +11,8 @@ use wire::nic::{Close, Event, Nic};
 use super::Backends;
 use crate::admit::servers::Servers;
 use crate::base::keys::StreamOwner;
-use crate::base::topology::POLL_NS;
+use crate::base::metrics::ServiceCounters;
+use crate::base::topology::{POLL_NS, Service};
 use crate::base::turn::Turn;
 use crate::endpoint::clients::Clients;
 use crate::endpoint::{Endpoint, PerService, replace};
@@ -32,10 +34,30 @@ impl KernelBackends {
     }
 }
 
-impl<N: Nic> PerService<N> for KernelBackends {
+impl PerService for KernelBackends {
     type Part = Option<Box<Backends>>;
 
-    fn place(&mut self, turn: &mut Turn<N>, service: u16, mut part: Self::Part) -> Self::Part {
+    fn prepare(
+        service: &Service,
+        worker: u16,
+        ends: &mut [OtherEnds],
+        counters: &Arc<ServiceCounters>,
+    ) -> Self::Part {
+        Backends::new(worker, service, ends, counters)
+    }
+
+    fn set_path(part: &mut Self::Part, backend: u16, functions: &mut Vec<Arranged>) {
+        if let Some(backends) = part {
+            backends.arrange_path(backend, std::mem::take(functions));
+        }
+    }
+
+    fn place<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: u16,
+        mut part: Self::Part,
+    ) -> Self::Part {
         if let Some(backends) = &mut part {
             for (client, entry) in (0..).zip(&mut backends.clients) {
                 entry.key = turn.stream_keys.issue(StreamOwner::Mqueue { service, client });
@@ -50,7 +72,7 @@ impl<N: Nic> PerService<N> for KernelBackends {
         replace(&mut self.by_slot, service, part)
     }
 
-    fn remove(&mut self, turn: &mut Turn<N>, service: u16) -> Self::Part {
+    fn remove<N: Nic>(&mut self, turn: &mut Turn<N>, service: u16) -> Self::Part {
         let part = replace(&mut self.by_slot, service, None);
         for key in part.iter().flat_map(|backends| backends.keys()) {
             turn.nic.close(key, Close::Reset);
@@ -59,6 +81,8 @@ impl<N: Nic> PerService<N> for KernelBackends {
         part
     }
 }
+
+impl<N: Nic> Servers<N> for KernelBackends {}
 
 impl<N: Nic> Endpoint<N> for KernelBackends {
     fn replace_rings(&mut self, service: usize, ends: &mut [OtherEnds]) {

@@ -3,14 +3,15 @@
 use wire::DropReason;
 use wire::nic::Nic;
 
-use super::{ShmClient, ShmClients};
+use super::ShmClients;
+use crate::base::process::ShmClient;
 use crate::base::topology::Replies;
 use crate::base::turn::Turn;
 use crate::service::services::Services;
 
 impl ShmClients {
     /// The client with this id is gone.
-    pub(crate) fn remove_client<N: Nic>(
+    pub(super) fn remove_client<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
         services: &mut Services,
@@ -25,7 +26,7 @@ impl ShmClients {
         }
     }
 
-    pub(crate) fn adopt<N: Nic>(
+    pub(super) fn adopt<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
         services: &mut Services,

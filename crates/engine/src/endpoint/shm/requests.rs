@@ -1,11 +1,10 @@
 //! Requests of a client: read from its ring, admitted, and answered or refused.
 
-use super::{
-    AHEAD, ActiveClient, BUDGET, BUDGET_BUNDLES, BUDGET_BYTES, SHORT_BYTES, ShmClient, Stop,
-};
+use super::{AHEAD, ActiveClient, BUDGET, BUDGET_BUNDLES, BUDGET_BYTES, SHORT_BYTES, Stop};
 use crate::admit::servers::Servers;
 use crate::admit::{Admitted, Batch, Waits};
 use crate::base::arrival::{Arrival, RETRY_BYTES, RETRY_NS, Shown};
+use crate::base::process::ShmClient;
 use crate::base::turn::Turn;
 use crate::schedule::{Kind, Schedule};
 use crate::service::bundle::messages::Slots;
