@@ -1,4 +1,5 @@
-"""The object server of OpenStack Swift: a transfer engine moves and digests the objects, and no Python code touches their bytes.
+"""The object server of OpenStack Swift: a transfer engine moves and digests the objects, and no
+Python code touches their bytes.
 
 In ``swift.conf``, for each policy of replicated objects::
 
@@ -14,15 +15,17 @@ In ``object-server.conf``::
     use = egg:serval-swift#swift
 
     [DEFAULT]
-    # An engine in another process, which all workers share (transfer.socket of a Serval server). Without it each worker has its own.
+    # An engine in another process, which all workers share (transfer.socket of a Serval server).
+    # Without it each worker has its own.
     serval_engine = /run/serval/transfer
     # Threads of a worker's own engine.
     serval_threads = 2
 
-A PUT whose length is known goes from the socket through MD5 to the file, a GET of a whole object from the file through MD5 to the socket, and a GET of
-one range from the file to the socket. Everything else is done by Swift's own code: small objects and ranges, bodies in chunks, several parts of one object,
-erasure coding.
-Files on disk are those of Swift, so the module can be taken out again.
+A PUT whose length is known goes from the socket through MD5 to the file, a GET of a whole object
+from the file through MD5 to the socket, and a GET of one range from the file to the socket.
+Everything else is done by Swift's own code: small objects and ranges, bodies in chunks, several
+parts of one object, erasure coding. Files on disk are those of Swift, so the module can be taken
+out again.
 """
 
 from __future__ import annotations
@@ -88,7 +91,12 @@ class Engine:
         return not self._reaper.dead
 
     def run(
-        self, source: Any, sink: Any, *stages: Stage, look: Callable[[Transfer], None] | None = None, **options: Any
+        self,
+        source: Any,
+        sink: Any,
+        *stages: Stage,
+        look: Callable[[Transfer], None] | None = None,
+        **options: Any,
     ) -> Result:
         """Waits for the end of a transfer; calls ``look`` with it from time to time."""
         ended = Event()
@@ -137,8 +145,9 @@ class Body:
         return self.given.read(*length)
 
     def buffered(self, limit: float) -> bytes | None:
-        """What has been received by now, in buffers of this process; `None`, and nothing is taken, if that is more than a transfer
-        can be given. Asks for the body if its sender waits for that."""
+        """The bytes that have been received by now, in buffers of this process; `None`, and nothing
+        is taken, if that is more than a transfer can be given. Asks for the body if its sender
+        waits for that."""
         with ChunkReadTimeout(limit):
             self.given.read(0)
             there = min(len(self.given.rfile.peek()), self.left())
@@ -202,8 +211,14 @@ class DiskFileWriter(diskfile.DiskFileWriter):
             return False
         try:
             done = engine.run(
-                body.get_socket(), self._fd, Digest("md5"), bytes=body.left(), head=head, stall=self.manager.client_timeout,
-                deadline=self.manager.max_upload_time, look=self._sync
+                body.get_socket(),
+                self._fd,
+                Digest("md5"),
+                bytes=body.left(),
+                head=head,
+                stall=self.manager.client_timeout,
+                deadline=self.manager.max_upload_time,
+                look=self._sync,
             )
         except TransferError as error:
             if error.reason in REFUSALS and error.result.read == error.result.written == 0:
@@ -262,7 +277,8 @@ class DiskFileReader(diskfile.DiskFileReader):
             self.close()
 
     def app_iter_range(self, start: int | None, stop: int | None) -> Iterable[bytes]:
-        """Swift asks for a range of several in this way, too: their bytes stand between headers of its own."""
+        """Swift asks for a range of several in this way, too: their bytes stand between headers of
+        its own."""
         end = self._obj_size if stop is None else min(stop, self._obj_size)
         start = start or 0
         is_whole = start == 0 and end == self._obj_size
@@ -304,7 +320,13 @@ class DiskFileReader(diskfile.DiskFileReader):
         self._dropped = start
         try:
             done = self._engine.run(
-                file, wsockfd, *stages, offset=start, bytes=count, stall=self.manager.client_timeout, look=self._forget(start)
+                file,
+                wsockfd,
+                *stages,
+                offset=start,
+                bytes=count,
+                stall=self.manager.client_timeout,
+                look=self._forget(start),
             )
             _uncork(wsockfd)
             return done

@@ -1,4 +1,4 @@
-"""The parts of a client that do not wait: those of :class:`serval.Client` and :class:`serval.aio.Client`."""
+"""The parts of :class:`serval.Client` and :class:`serval.aio.Client` that do not wait."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ class ClientBase:
     """The address of the server, the framing, and the time limit."""
 
     def __init__(
-        self, url: str, *, framing: str = "length:u32", timeout: float = 1.0, reply_bytes: int | None = None
+        self,
+        url: str,
+        *,
+        framing: str = "length:u32",
+        timeout: float = 1.0,
+        reply_bytes: int | None = None,
     ) -> None:
         self._scheme, self._host, self._port = parse(url)
         if timeout <= 0:
@@ -44,7 +49,8 @@ class ClientBase:
         found = [reply for reply in replies if reply is not None]
         if lacking := len(replies) - len(found):
             raise ReplyTimeout(
-                f"{self.url} sent no reply to {lacking} of {len(replies)} messages, the first of them {replies.index(None)}",
+                f"{self.url} sent no reply to {lacking} of {len(replies)} messages, "
+                f"the first of them {replies.index(None)}",
                 replies=replies,
             )
         return found
@@ -53,11 +59,13 @@ class ClientBase:
         return ReplyTimeout(f"{self.url} sent no reply in time")
 
     def _lost(self, error: OSError) -> ConnectionLost:
-        return error if isinstance(error, ConnectionLost) else ConnectionLost(f"{self.url}: {error}")
+        return (
+            error if isinstance(error, ConnectionLost) else ConnectionLost(f"{self.url}: {error}")
+        )
 
     @contextlib.contextmanager
     def _attempt(self, opened: socket.socket, is_last: bool) -> Iterator[None]:
-        """Closes a socket that cannot be connected. Only the failure of the last address is raised."""
+        """Closes a socket that cannot be connected; raises the failure of the last address."""
         try:
             yield
         except OSError as error:

@@ -16,7 +16,9 @@ hubs.get_hub()
 
 
 def refusal(reason, read=0):
-    return swift.TransferError("busy", reason=reason, errno=11, result=types.SimpleNamespace(read=read, written=0))
+    return swift.TransferError(
+        "busy", reason=reason, errno=11, result=types.SimpleNamespace(read=read, written=0)
+    )
 
 
 def given_body(before, buffer_bytes):
@@ -30,9 +32,13 @@ def given_body(before, buffer_bytes):
 def writer(monkeypatch):
     """A writer, with what Swift's own code has written."""
     written = []
-    monkeypatch.setattr(swift.diskfile.DiskFileWriter, "write", lambda self, chunk: written.append(chunk))
+    monkeypatch.setattr(
+        swift.diskfile.DiskFileWriter, "write", lambda self, chunk: written.append(chunk)
+    )
     made = swift.DiskFileWriter.__new__(swift.DiskFileWriter)
-    made.manager_ = types.SimpleNamespace(client_timeout=10, max_upload_time=60, engine=lambda: None)
+    made.manager_ = types.SimpleNamespace(
+        client_timeout=10, max_upload_time=60, engine=lambda: None
+    )
     made._diskfile = types.SimpleNamespace(manager=made.manager_)
     made._fd, made.written = -1, written
     return made
@@ -76,11 +82,22 @@ def test_a_transfer_that_has_taken_bytes_is_not_repeated(writer):
 def reader():
     """A reader of 1 000 000 bytes, with the transfers that were asked of its engine."""
     asked, closed = [], []
-    engine = types.SimpleNamespace(run=lambda file, to, *stages, **options: asked.append((to, stages, options["offset"], options["bytes"])))
+    engine = types.SimpleNamespace(
+        run=lambda file, to, *stages, **options: asked.append(
+            (to, stages, options["offset"], options["bytes"])
+        )
+    )
     made = swift.DiskFileReader.__new__(swift.DiskFileReader)
-    made._diskfile = types.SimpleNamespace(manager=types.SimpleNamespace(engine=lambda: engine, client_timeout=10))
+    made._diskfile = types.SimpleNamespace(
+        manager=types.SimpleNamespace(engine=lambda: engine, client_timeout=10)
+    )
     made._obj_size, made._suppress_file_closing, made._keep_cache = 1_000_000, False, True
-    made.asked, made.closed, made.engine, made.close = asked, closed, engine, lambda: closed.append(1)
+    made.asked, made.closed, made.engine, made.close = (
+        asked,
+        closed,
+        engine,
+        lambda: closed.append(1),
+    )
     with tempfile.TemporaryFile() as made._fp, socket.socket() as client:
         made.client = swift._REQUEST.socket = client
         yield made
@@ -93,7 +110,8 @@ def test_one_range_of_an_object_is_a_transfer(reader):
 
 
 @pytest.mark.parametrize(
-    ("begin", "end", "of_several"), [(0, 1_000_000, False), (5, 5 + swift.SMALL - 1, False), (1000, 900_000, True)]
+    ("begin", "end", "of_several"),
+    [(0, 1_000_000, False), (5, 5 + swift.SMALL - 1, False), (1000, 900_000, True)],
 )
 def test_a_whole_object_a_small_range_and_one_of_several_are_none(reader, begin, end, of_several):
     reader._suppress_file_closing = of_several
@@ -106,7 +124,11 @@ def test_a_range_that_the_engine_has_no_room_for_is_sent_by_swift(reader, monkey
         raise refusal("too_many")
 
     reader.engine.run = refuses
-    monkeypatch.setattr(swift.diskfile.DiskFileReader, "app_iter_range", lambda self, begin, end: iter([b"by Swift"]))
+    monkeypatch.setattr(
+        swift.diskfile.DiskFileReader,
+        "app_iter_range",
+        lambda self, begin, end: iter([b"by Swift"]),
+    )
     assert b"".join(reader.app_iter_range(1000, 900_000)) == b"by Swift"
 
 
