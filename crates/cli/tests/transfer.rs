@@ -317,7 +317,7 @@ fn mistakes_get_one_sentence_and_their_exit_code() {
             2,
             "udp:// is not tcp://, listen://, unix://, unix-listen:// or discard://",
         ),
-        (&[&source, "tcp://127.0.0.1:1", "--digest", "sha3"], 2, "must be md5, sha1, sha256 or"),
+        (&[&source, "tcp://127.0.0.1:1", "--digest", "sha3"], 2, "must be md5, sha256, crc32c or"),
         (&[&source, "tcp://127.0.0.1:1", "--seal", &key], 2, "has to contain 32 bytes"),
         (&[&nothing, "tcp://127.0.0.1:1"], 1, "cannot read"),
         (&["listen://127.0.0.1:0", &nothing, "--stall", "50ms"], 1, "no peer connected to"),
