@@ -18,26 +18,6 @@ use crate::state::State;
 /// All blocks of a service.
 const ALL: Range<u32> = 0..u32::MAX;
 
-impl ServiceShare {
-    /// Whether the slot is free.
-    pub(crate) fn is_vacant(&self) -> bool {
-        self.accelerators.is_empty() && !self.is_proxy()
-    }
-
-    /// Whether it leaves and has not voted. Such shares are checked once a millisecond.
-    pub(crate) fn is_leaving_busy(&self) -> bool {
-        self.leaving.as_ref().is_some_and(|leaving| !leaving.vote.is_given())
-    }
-
-    /// Revokes its votes, because it took over a message from another worker.
-    pub(crate) fn revoke_votes(&mut self) {
-        let leaving = self.leaving.iter_mut().map(|leaving| &mut leaving.vote);
-        for vote in leaving.chain(self.pauses.iter_mut().map(|pause| &mut pause.vote)) {
-            vote.set(false);
-        }
-    }
-}
-
 impl<N: Nic> State<N> {
     /// Once a millisecond: votes for each leaving service that has nothing outstanding on this worker.
     pub(crate) fn check_leaving(&mut self) {

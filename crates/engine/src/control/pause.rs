@@ -21,34 +21,8 @@
 
 use wire::nic::Nic;
 
-use crate::service::share::ServiceShare;
-use crate::service::vote::{DrainBarrier, DrainVote, Pause};
+use crate::service::vote::{DrainBarrier, DrainVote, PAUSE_NS, Pause};
 use crate::state::State;
-
-/// Maximum time that clients of a paused service wait for the next generation, counted from the end of the last one.
-pub const PAUSE_NS: u64 = 10_000_000_000;
-
-impl ServiceShare {
-    /// Whether it takes no new requests.
-    #[inline]
-    pub(crate) fn is_paused(&self) -> bool {
-        !self.pauses.is_empty()
-    }
-
-    /// Whether it is paused for the accelerator of this block, whose generation is about to end.
-    pub(crate) fn is_block_paused(&self, block: u32) -> bool {
-        let of_block = self.mqueues.get(block as usize).map(|mqueue| mqueue.attachment);
-        self.pauses.iter().any(|pause| Some(pause.accelerator) == of_block)
-    }
-
-    /// The generation of an accelerator has ended: the time limit for the next one starts.
-    pub(crate) fn await_next_generation(&mut self, accelerator: u16, now_ns: u64) {
-        let of_it = |pause: &&mut Pause| pause.accelerator == accelerator && pause.has_begun();
-        for pause in self.pauses.iter_mut().filter(of_it) {
-            pause.until_ns = Some(now_ns + PAUSE_NS);
-        }
-    }
-}
 
 impl<N: Nic> State<N> {
     /// Pauses a service for one of its accelerators.

@@ -324,7 +324,7 @@ impl Sockets {
         self.closed = true;
     }
 
-    /// The blocks have new rings; their sockets were [ended](Turn::end_sockets) before.
+    /// The blocks have new rings; their sockets were [ended](KernelSockets::end_sockets) before.
     pub(crate) fn replace_rings(&mut self, number: u32, ends: SocketEnds) {
         let keys: Vec<_> = self.blocks[number as usize].connections.iter().map(|c| c.key).collect();
         let mut block = BlockShare::new(ends, self.specs.len());

@@ -2,6 +2,7 @@
 
 mod bundles;
 mod credit;
+mod drain;
 mod generation;
 mod in_place;
 mod notices;

@@ -4,6 +4,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+/// Maximum time that clients of a paused service wait for the next generation, counted from the end of the last one.
+pub const PAUSE_NS: u64 = 10_000_000_000;
+
 /// How many workers have nothing outstanding of a service that leaves or is paused.
 #[derive(Clone, Debug, Default)]
 pub struct DrainBarrier(Arc<AtomicUsize>);

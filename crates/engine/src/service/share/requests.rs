@@ -75,4 +75,24 @@ impl ServiceShare {
             self.stop_sampling(request.mqueue);
         }
     }
+
+    /// A request is in the ring to another worker.
+    pub(crate) fn count_handed_out(&self, worker: u16) {
+        self.counters.handed_out.one();
+        if let Some(owner) = &self.owner {
+            owner.count_handed_out(worker);
+        }
+    }
+
+    /// A request was taken out of a ring to this worker.
+    pub(crate) fn count_taken_over(&self, worker: u16) {
+        if let Some(owner) = &self.owner {
+            owner.count_taken_over(worker);
+        }
+    }
+
+    /// Whether no chunk of a byte stream may be taken in this turn, because the tenant has as many messages in flight as it may.
+    pub(crate) fn refuses_chunk(&mut self, worker: u16) -> bool {
+        self.takes_below == 0 && self.takes_not(worker, 0, false).is_some()
+    }
 }
