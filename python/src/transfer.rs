@@ -13,8 +13,9 @@ use std::time::Duration;
 use pyo3::exceptions::{PyException, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use sys::descriptors::{Interest, Readiness, duplicate};
-use sys::local::{WakeFd, wait_readable};
+use sys::descriptors::duplicate;
+use sys::readiness::{Interest, Readiness};
+use sys::readiness::{WakeFd, wait_readable};
 use transfer::service::message::Answer;
 use transfer::{
     AcceleratorMemory, Cipher, Client, ClientError, Command, DigestKind, Engine, Existing,

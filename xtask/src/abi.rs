@@ -2,8 +2,7 @@
 //! from `mqueue::abi`, the handshake of shared-memory ports, the attach protocol and the drop reasons (for the C client
 //! and for operators) from `wire`.
 
-use crate::ci::changed;
-use crate::files::root;
+use crate::files::{changed, root};
 use crate::{Findings, codes, drop_reasons};
 
 /// The generated files: path and content, or why there is none.

@@ -26,7 +26,7 @@ use std::time::Instant;
 use self::passed::Passed;
 
 pub(crate) use self::miri::every_test as every_test_under_miri;
-use crate::files::{self, built, root};
+use crate::files::{self, built, changed, root};
 use crate::side_by_side::cores;
 use crate::{
     Findings, abi, benchmarks, claims, cpu, drop_reasons, edges, fuzz, mutants, recipes, tidy, wasm,
@@ -593,11 +593,6 @@ pub(crate) fn configuration(write: bool) -> Result<Vec<String>, Findings> {
     let environment: &[_] = if write { &[("UPDATE_GOLDEN", "1")] } else { &[] };
     command(line, environment).map_err(|failed| failed.findings)?;
     Ok(vec![changed(PAGE, read() != before)])
-}
-
-/// What a task that writes files says about one of them.
-pub(crate) fn changed(path: &str, changed: bool) -> String {
-    format!("{path}: {}", if changed { "written" } else { "unchanged" })
 }
 
 fn microbench() -> Outcome {

@@ -13,8 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use self::paths::{Path, named, reexports};
 use crate::Findings;
-use crate::files::File;
-use crate::tidy::lines_without_tests;
+use crate::files::{File, lines_without_tests};
 
 /// The imports in circles that are known.
 const KNOWN: &str = "xtask/cycles.txt";

@@ -75,6 +75,19 @@ pub(crate) fn git(arguments: &[&str]) -> Result<String, String> {
     }
 }
 
+/// What a task that writes files says about one of them.
+pub(crate) fn changed(path: &str, changed: bool) -> String {
+    format!("{path}: {}", if changed { "written" } else { "unchanged" })
+}
+
+/// Lines before the file's test module.
+pub(crate) fn lines_without_tests(text: &str) -> usize {
+    let lines: Vec<&str> = text.lines().collect();
+    let starts_tests =
+        |pair: &[&str]| pair[0] == "#[cfg(test)]" && pair[1].starts_with("mod tests");
+    lines.windows(2).position(starts_tests).unwrap_or(lines.len())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,6 +1,6 @@
 //! House rules that a tool can check: `cargo xtask tidy`.
 
-use crate::files::{self, File};
+use crate::files::{self, File, lines_without_tests};
 use crate::{Findings, cycles, links, metric_names, mutants, words};
 
 /// Lines of a source file without its tests.
@@ -96,14 +96,6 @@ fn is_source(file: &File) -> bool {
 
 fn is_test(file: &File) -> bool {
     file.path.contains("/tests/")
-}
-
-/// Lines before the file's test module.
-pub(crate) fn lines_without_tests(text: &str) -> usize {
-    let lines: Vec<&str> = text.lines().collect();
-    let starts_tests =
-        |pair: &[&str]| pair[0] == "#[cfg(test)]" && pair[1].starts_with("mod tests");
-    lines.windows(2).position(starts_tests).unwrap_or(lines.len())
 }
 
 fn length(file: &File, findings: &mut Findings) {

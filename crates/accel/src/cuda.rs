@@ -35,6 +35,8 @@ pub use kernels::{Demands, built_in, built_in_for, check_builtin, check_image};
 use kernels::{MATMUL_BLOCKS_MAX, SOCKETS_MAX, WARP_BACKENDS_MAX};
 pub use lent::{LentError, gpu_at};
 use mqueue::abi::ABI_VERSION;
+
+use crate::elf::loader_message;
 pub use staging::{Ready, StagedArray};
 
 /// The driver's error code for a GPU that another process uses exclusively.
@@ -47,7 +49,7 @@ pub enum CudaError {
     #[error(
         "the GPU driver {path} cannot be loaded ({}): install the NVIDIA driver, or give the \
          container its GPUs (`--gpus all`)",
-        cause(.error)
+        loader_message(.error)
     )]
     NoDriver {
         /// The library asked for.
@@ -208,11 +210,6 @@ pub fn mps_folder() -> Option<PathBuf> {
     let folder = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY");
     let folder = folder.map_or_else(|| "/tmp/nvidia-mps".into(), PathBuf::from);
     folder.join("control").exists().then_some(folder)
-}
-
-/// The dynamic loader's own message.
-pub(crate) fn cause(error: &libloading::Error) -> String {
-    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// An illegal address, an assertion, and the codes from an invalid stack to a failed launch.

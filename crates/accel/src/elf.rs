@@ -1,6 +1,6 @@
-//! Checks that an ELF file is complete: everything that its headers place in the file is inside it (elf(5)).
-//!
-//! Both loaders, the dynamic one and a GPU's driver, read as far as the headers say.
+//! ELF files and their loaders. An ELF file is complete if everything that its headers place in the
+//! file is inside it (elf(5)): both loaders, the dynamic one and a GPU's driver, read as far as the
+//! headers say.
 
 const SECTION_BYTES: u64 = 64;
 const SEGMENT_BYTES: u64 = 56;
@@ -15,6 +15,11 @@ const DYNAMIC: u64 = 2;
 const SHARED: u64 = 3;
 /// `EM_X86_64` or `EM_AARCH64`.
 const MACHINE: u64 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+
+/// The dynamic loader's own message.
+pub(crate) fn loader_message(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
 
 /// Whether these bytes begin like an ELF file.
 pub(crate) fn is_elf(bytes: &[u8]) -> bool {

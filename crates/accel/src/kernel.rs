@@ -18,8 +18,7 @@ use std::sync::Arc;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use mqueue::abi::{ABI_VERSION, BlockArgs, KernelEntry};
 
-use crate::cuda::cause;
-use crate::elf;
+use crate::elf::{self, loader_message};
 
 /// The function of a block.
 pub(crate) type Entry = unsafe extern "C" fn(*const BlockArgs);
@@ -197,7 +196,7 @@ fn open_now(name: &Path, shown: &Path, path: &Path) -> Result<Library, KernelErr
     let opened = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) };
     opened.map_err(|error| {
         let shown = format!("{}: ", shown.display());
-        let why = cause(&error);
+        let why = loader_message(&error);
         let why = why.strip_prefix(shown.as_str()).unwrap_or(&why).to_owned();
         KernelError::Load { path: path.to_owned(), why }
     })

@@ -20,7 +20,8 @@ use mqueue::abi::{ABI_VERSION, RingEntry, kind};
 use mqueue::{Head, MappedMemory, Memory, Region};
 use server::Server;
 use sys::SharedMemory;
-use sys::local::{LocalSocket, WakeFd, wait_readable};
+use sys::local::LocalSocket;
+use sys::readiness::{WakeFd, wait_readable};
 use wire::handshake::{ANSWER_BYTES_MAX, Answer, Hello, Terms, VERSION};
 use wire::{DropReason, ReportedReason};
 

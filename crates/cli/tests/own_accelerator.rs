@@ -21,7 +21,8 @@ use common::*;
 use mqueue::abi::{state, stop};
 use mqueue::{MappedMemory, Region};
 use runtime::{self, AttachRequest, End};
-use sys::local::{LocalListener, wait_readable};
+use sys::local::LocalListener;
+use sys::readiness::wait_readable;
 use wire::DropReason;
 use wire::attach::{FromEngine, PARAM_TEXT, ParamValue, VERSION};
 

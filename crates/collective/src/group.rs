@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use sys::process::fork_generation;
 
+use crate::admission::ClosedConnections;
 use crate::call::{Call, Progress};
 use crate::error::CollectiveError;
 use crate::frame::Notice;
-use crate::reception::Strays;
 use crate::schedule::{Element, Operation, Schedule};
 use crate::transport::Transport;
 
@@ -41,7 +41,7 @@ pub struct Group {
     schedules: Vec<(Arguments, Arc<Schedule>)>,
     /// Of the process that formed it.
     generation: u64,
-    strays: Strays,
+    closed: ClosedConnections,
     /// `Err` after a failure.
     transport: Result<Box<dyn Transport + Send>, CollectiveError>,
 }
@@ -57,19 +57,19 @@ impl Group {
             call: Call::default(),
             schedules: Vec::new(),
             generation: fork_generation(),
-            strays: Strays::default(),
+            closed: ClosedConnections::default(),
             transport: Ok(Box::new(transport)),
         }
     }
 
     /// Connections at this rank's listener that were closed while the group formed.
-    pub fn strays(&self) -> Strays {
-        self.strays
+    pub fn closed_connections(&self) -> ClosedConnections {
+        self.closed
     }
 
-    pub(crate) fn with_strays(self, strays: Strays) -> Self {
+    pub(crate) fn with_closed(self, closed: ClosedConnections) -> Self {
         let mut this = self;
-        this.strays = strays;
+        this.closed = closed;
         this
     }
 

@@ -9,7 +9,8 @@
 //! * [`call`]: one call as a state machine over a [`Transport`], without threads or a clock.
 //! * [`group`]: [`Group`], a rank's view of its group: calls, deadlines, and how failures end a group.
 //! * [`staged`]: all-reduce over memory of an accelerator, in pieces that pass through host memory.
-//! * [`mesh`]: how ranks find and check each other; [`reception`]: its listening side.
+//! * [`network`]: the members of a group; [`mesh`]: how they connect; [`admission`]: the side that
+//!   listens.
 //! * [`tcp`], [`shared`]: the transports over TCP, and over shared memory for ranks of one machine.
 //!
 //! The algorithms are those of Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH"
@@ -18,23 +19,24 @@
 
 #![forbid(unsafe_code)]
 
+pub mod admission;
 pub mod call;
 mod control;
 mod error;
 pub mod frame;
 pub mod group;
 pub mod mesh;
-pub mod reception;
+pub mod network;
 pub mod schedule;
 pub mod shared;
 pub mod staged;
 pub mod tcp;
 pub mod transport;
 
+pub use admission::ClosedConnections;
 pub use error::{CollectiveError, Loss, Reason};
 pub use group::Group;
-pub use mesh::Member;
-pub use reception::Strays;
+pub use network::Member;
 pub use schedule::{Element, Operation, RANKS_MAX};
 pub use staged::Staging;
 pub use transport::Transport;

@@ -10,15 +10,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqueue::{BrokenRing, ByteReader, ByteWriter, MappedMemory, byte_ring_bytes};
-use sys::descriptors::Interest;
-use sys::local::{LocalListener, LocalSocket, wait_ready};
+use sys::local::{LocalListener, LocalSocket};
 use sys::memory::{RegionOptions, SharedMemory};
+use sys::readiness::Interest;
+use sys::readiness::wait_ready;
 
 use crate::control::Controls;
 use crate::error::{CollectiveError, Loss};
 use crate::frame::{Notice, Purpose};
 use crate::group::Group;
-use crate::mesh::{Formed, Member, Network, Patience, form};
+use crate::mesh::{Formed, FormingLimits, form};
+use crate::network::{Member, Network};
 use crate::transport::{SLEEP_MAX, Spin, Transport, Wants};
 
 /// Bytes that each direction of a pair holds.
@@ -71,8 +73,8 @@ impl Group {
         let own = folder.join(format!("rank-{}", member.rank));
         let listener =
             LocalListener::bind(&own).map_err(|error| member.failed(error.to_string()))?;
-        let patience = Patience::new(member, limit, interrupt);
-        let Formed { joined: pairs, strays } =
+        let patience = FormingLimits::new(member, limit, interrupt);
+        let Formed { joined: pairs, closed } =
             form(member, &Folder { folder, listener }, patience)?;
         let (mut controls, mut rings) = (Vec::new(), Vec::new());
         for (peer, pair) in pairs.into_iter().enumerate() {
@@ -89,7 +91,7 @@ impl Group {
             written: 0,
             read: 0,
         };
-        Ok(Self::new(member.ranks, member.rank, transport).with_strays(strays))
+        Ok(Self::new(member.ranks, member.rank, transport).with_closed(closed))
     }
 }
 

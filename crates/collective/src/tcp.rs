@@ -6,15 +6,17 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::Duration;
 
-use sys::descriptors::{Interest, receive_now, send_joined_now, send_now};
-use sys::local::wait_ready;
+use sys::descriptors::{receive_now, send_joined_now, send_now};
 use sys::memory::SharedMemory;
+use sys::readiness::Interest;
+use sys::readiness::wait_ready;
 
 use crate::control::{Controls, Socket, is_nothing};
 use crate::error::{CollectiveError, Loss};
 use crate::frame::{Notice, Purpose};
 use crate::group::Group;
-use crate::mesh::{Formed, Member, Network, Patience, form};
+use crate::mesh::{Formed, FormingLimits, form};
+use crate::network::{Member, Network};
 use crate::transport::{SLEEP_MAX, Spin, Transport, Wants};
 
 /// Connections to all other ranks.
@@ -66,10 +68,10 @@ impl Group {
         }
         let prepared = listener.set_nonblocking(true);
         prepared.map_err(|error| member.failed(error.to_string()))?;
-        let Formed { joined, strays } = form(
+        let Formed { joined, closed } = form(
             member,
             &Addresses { listener, addresses },
-            Patience::new(member, limit, interrupt),
+            FormingLimits::new(member, limit, interrupt),
         )?;
         let (mut controls, mut peers) = (Vec::new(), Vec::new());
         for (rank, joined) in joined.into_iter().enumerate() {
@@ -86,7 +88,7 @@ impl Group {
         let local = addresses.iter().filter(|address| address.ip() == own).count();
         let transport =
             Tcp { peers, controls: Controls::new(controls.into_iter()), spin: Spin::of(local) };
-        Ok(Self::new(member.ranks, member.rank, transport).with_strays(strays))
+        Ok(Self::new(member.ranks, member.rank, transport).with_closed(closed))
     }
 }
 

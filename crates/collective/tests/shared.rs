@@ -10,8 +10,9 @@ use std::time::Duration;
 use collective::frame::{Hello, Purpose, WELCOME_BYTES, Welcome};
 use collective::{CollectiveError, Element, Group, Loss};
 use processes::{LIMIT, check_operations, ints, member};
-use sys::local::{LocalSocket, wait_readable};
+use sys::local::LocalSocket;
 use sys::memory::{RegionOptions, SharedMemory};
+use sys::readiness::wait_readable;
 
 struct Folder(PathBuf);
 

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use collective::frame::{Header, Hello, NOTICE_BYTES, Purpose, VERSION, WELCOME_BYTES, Welcome};
-use collective::{CollectiveError, Element, Group, Loss, Member, Operation, Strays};
+use collective::{ClosedConnections, CollectiveError, Element, Group, Loss, Member, Operation};
 use processes::{LIMIT, check_operations, ints, listeners, member, tcp_group as group};
 
 #[test]
@@ -127,7 +127,7 @@ fn a_flood_of_strangers_does_not_keep_the_ranks_apart() {
     thread::scope(|scope| {
         let first = scope.spawn(|| {
             let mut group = Group::connect(&member(2, 0), &listeners[0], &addresses, LIMIT)?;
-            group.barrier().map(|()| group.strays())
+            group.barrier().map(|()| group.closed_connections())
         });
         let stranger = |number: usize| {
             let mut socket = TcpStream::connect(addresses[0]).unwrap();
@@ -142,12 +142,12 @@ fn a_flood_of_strangers_does_not_keep_the_ranks_apart() {
         let strangers: Vec<TcpStream> = (0..450).map(stranger).collect();
         let mut other = Group::connect(&member(2, 1), &listeners[1], &addresses, LIMIT).unwrap();
         other.barrier().unwrap();
-        assert_eq!(other.strays(), Strays::default());
-        let strays = first.join().unwrap().unwrap();
+        assert_eq!(other.closed_connections(), ClosedConnections::default());
+        let closed = first.join().unwrap().unwrap();
         // Connections are accepted in order, so all of these came before the other rank.
-        assert_eq!(strays.refused, 0);
-        assert!(strays.garbage >= 150, "{strays:?}");
-        assert!(strays.crowded_out + strays.silent >= 300 - 128, "{strays:?}");
+        assert_eq!(closed.refused, 0);
+        assert!(closed.garbage >= 150, "{closed:?}");
+        assert!(closed.displaced + closed.silent >= 300 - 128, "{closed:?}");
         drop(strangers);
     });
 }

@@ -6,7 +6,7 @@
 //!
 //! * [`abi`]: the layout, source of the generated C header.
 //! * [`memory`]: shared memory as atomic words.
-//! * [`ring`]: producer and consumer (`granule.rs` has the protocol of that name).
+//! * [`ring`]: producer and consumer (`ring/granule.rs` has the protocol of that name).
 //! * [`region`]: format, join, take rings, status words.
 //! * [`bundle`], [`pool`]: runs of messages that travel as one slot, and their memory.
 //! * [`command`]: commands of the engine to an accelerator runtime.
@@ -22,7 +22,6 @@ pub mod codes;
 pub mod command;
 pub mod count;
 mod doorbell;
-mod granule;
 pub mod memory;
 pub mod pool;
 pub mod region;

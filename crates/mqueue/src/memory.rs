@@ -23,13 +23,13 @@ macro_rules! vector {
 }
 
 mod moves;
+pub(crate) mod strings;
 mod units;
 
 use std::sync::Arc;
 pub use std::sync::atomic::Ordering;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
-use crate::granule;
 use moves::{copy_in, copy_out, whole_pieces};
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use moves::{move_bytes, move_pieces, move_rows};
@@ -138,19 +138,19 @@ pub trait Memory: Clone {
         payload: &[u8],
         sequence: u32,
     ) {
-        granule::store_string::<Self, WORDS>(self, at, header, payload, sequence);
+        strings::store_string::<Self, WORDS>(self, at, header, payload, sequence);
     }
 
     /// Loads a message's header, if all its units have this sequence.
     #[inline]
     fn load_header<const WORDS: usize>(&self, at: u64, sequence: u32) -> Option<[u64; 4]> {
-        granule::load_header::<Self, WORDS>(self, at, sequence)
+        strings::load_header::<Self, WORDS>(self, at, sequence)
     }
 
     /// Loads a message's payload; false if one of its units has another sequence.
     #[inline]
     fn load_payload<const WORDS: usize>(&self, at: u64, payload: &mut [u8], sequence: u32) -> bool {
-        granule::load_payload::<Self, WORDS>(self, at, payload, sequence)
+        strings::load_payload::<Self, WORDS>(self, at, payload, sequence)
     }
 
     /// Copies the payload of the message in the units at `from_at` in other memory to words at `at`; the last word is
@@ -164,7 +164,7 @@ pub trait Memory: Clone {
         len_bytes: u64,
         sequence: u32,
     ) -> bool {
-        granule::copy_units::<Self, WORDS>(self, at, (from, from_at), len_bytes, sequence)
+        strings::copy_units::<Self, WORDS>(self, at, (from, from_at), len_bytes, sequence)
     }
 
     /// [`Self::store_string`] with the payload in words at `from_at` in other memory. Concurrent writes there
@@ -180,7 +180,7 @@ pub trait Memory: Clone {
         sequence: u32,
     ) {
         let from = (from, from_at);
-        granule::copy_string::<Self, WORDS>(self, at, header, from, len_bytes, sequence);
+        strings::copy_string::<Self, WORDS>(self, at, header, from, len_bytes, sequence);
     }
 
     /// Loads consecutive words, relaxed.

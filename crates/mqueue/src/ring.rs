@@ -22,6 +22,7 @@
 //! ring and copies before it checks.
 
 mod consumer;
+mod granule;
 mod producer;
 
 use std::ops::Range;
@@ -30,11 +31,8 @@ pub use consumer::Consumer;
 pub use producer::{Loan, Producer};
 
 use crate::abi::{RESTAMP_LAPS, RingEntry, SlotHeader, protocol};
-use crate::granule;
+use crate::memory::strings::{self, HEADER_BYTES};
 use crate::memory::{Memory, Rows};
-
-/// Bytes of a slot header.
-pub const HEADER_BYTES: u64 = size_of::<SlotHeader>() as u64;
 
 /// Bytes of a processor's cache line.
 const LINE: u64 = 64;
@@ -227,8 +225,8 @@ pub(crate) fn format_slots<M: Memory>(memory: &M, entry: &RingEntry, start: u64)
 pub(crate) fn slot_bytes(protocol: u8, inline_bytes: u64) -> Option<u64> {
     match protocol {
         protocol::DOORBELL => Some(HEADER_BYTES + inline_bytes),
-        protocol::GRANULE8 => Some(granule::slot_bytes(1, inline_bytes)),
-        protocol::GRANULE16 => Some(granule::slot_bytes(3, inline_bytes)),
+        protocol::GRANULE8 => Some(strings::slot_bytes(1, inline_bytes)),
+        protocol::GRANULE16 => Some(strings::slot_bytes(3, inline_bytes)),
         _ => None,
     }
 }

@@ -7,10 +7,10 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use aws_lc_rs::aead::{Aad, LessSafeKey, Nonce};
-use sys::local::wait_readable;
+use sys::readiness::wait_readable;
 use wire::link::{RECORD_BYTES_MAX, TAG_BYTES, record_bytes};
 
-use crate::handshake::{Handshake, HandshakeError};
+use crate::handshake::{Handshake, HandshakeError, Keys};
 use crate::secret::Secret;
 
 /// Bytes of a read.
@@ -19,9 +19,6 @@ const READ_BYTES: usize = 2 * (4 + RECORD_BYTES_MAX + TAG_BYTES);
 const UNSENT_BYTES_MAX: usize = 256 << 10;
 /// While this many bytes wait for the connection neither released slots nor heartbeats are reported.
 const UNSENT_REPORTS_MAX: usize = UNSENT_BYTES_MAX + (64 << 10);
-
-/// The keys of a link: for what this side sends, and for what it receives.
-pub(crate) type Keys = [LessSafeKey; 2];
 
 /// See the module's text. Errors are one sentence.
 pub struct Channel<S = TcpStream> {

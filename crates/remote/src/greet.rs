@@ -1,26 +1,25 @@
 //! The two ends of a connection until both sides are authenticated.
 //!
-//! The accelerator's side listens, so strangers reach it: until a peer has proved that it knows the secret it gets one
-//! small buffer, a few seconds, and one of [`PENDING_MAX`] places. When there is none for a new peer, one of the network
-//! with the most places loses its own: of those that have sent nothing, else of all, the oldest.
+//! The accelerator's side listens, so anything may connect: until a peer has proved that it knows the secret it gets one
+//! small buffer, a few seconds, and one of [`PENDING_MAX`] places ([`sys::accept_queue`]). When there is none for a new
+//! peer, one of the network with the most places loses its own: of those that have sent nothing, else of all, the oldest.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use sys::local::wait_readable;
+use sys::accept_queue::{AcceptQueue, Candidate, Left};
+use sys::readiness::wait_readable;
 
 use crate::channel::Channel;
-use crate::handshake::{Handshake, HandshakeError, INPUT_BYTES_MAX};
+use crate::handshake::{Handshake, HandshakeError, INPUT_BYTES_MAX, Keys};
 use crate::secret::Secret;
 
 /// Connections that are not authenticated yet.
 const PENDING_MAX: usize = 128;
 /// Time for a handshake.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
-/// Connections accepted in one call: few, so that the proofs of those that are pending do not wait for the others.
-const ACCEPT_MAX: usize = 16;
 
 /// Why there is no link. The message is one sentence.
 #[derive(Debug, thiserror::Error)]
@@ -136,8 +135,7 @@ pub enum Greeted {
 pub struct Greeter {
     listener: TcpListener,
     secret: Secret,
-    /// The oldest first.
-    pending: Vec<Pending>,
+    pending: AcceptQueue<Pending>,
 }
 
 struct Pending {
@@ -145,7 +143,27 @@ struct Pending {
     from: SocketAddr,
     handshake: Handshake,
     input: Vec<u8>,
-    until: Instant,
+    /// The result of the handshake, when it has ended.
+    result: Option<Result<Keys, HandshakeError>>,
+}
+
+impl AsFd for Pending {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+impl Candidate for Pending {
+    fn read(&mut self) -> bool {
+        self.result = self.advance().transpose();
+        self.result.is_some()
+    }
+
+    fn displaced(candidates: &[&Self]) -> Option<usize> {
+        let peers = candidates.iter();
+        let peers = peers.map(|peer| (peer.from.ip(), peer.handshake.is_silent()));
+        Some(loser(&peers.collect::<Vec<_>>()))
+    }
 }
 
 impl Greeter {
@@ -156,7 +174,7 @@ impl Greeter {
         let failed = |source| LinkFailure::Connect { address: address.to_owned(), source };
         let listener = TcpListener::bind(name).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
-        Ok(Self { listener, secret, pending: Vec::new() })
+        Ok(Self { listener, secret, pending: AcceptQueue::new(PENDING_MAX, HANDSHAKE_MAX) })
     }
 
     /// Where it listens.
@@ -167,56 +185,38 @@ impl Greeter {
     /// Waits for at most `limit`, and returns what became of the connections that are no longer pending.
     pub fn advance(&mut self, limit: Duration) -> Vec<Greeted> {
         let now = Instant::now();
-        let due = self.pending.first().map(|oldest| oldest.until.saturating_duration_since(now));
+        let due = self.pending.next_deadline().map(|due| due.saturating_duration_since(now));
         let mut files = vec![self.listener.as_fd()];
-        files.extend(self.pending.iter().map(|pending| pending.stream.as_fd()));
+        files.extend(self.pending.descriptors());
         let ready = wait_readable(&files, Some(due.map_or(limit, |due| due.min(limit))));
-        let mut done = Vec::new();
-        let mut ready_of_pending = ready[1..].iter();
         let now = Instant::now();
-        self.pending = std::mem::take(&mut self.pending)
-            .into_iter()
-            .filter_map(|pending| {
-                let ready = *ready_of_pending.next().expect("one for each");
-                pending.advance(ready, now, &mut done)
-            })
-            .collect();
+        let mut left = self.pending.poll(&ready[1..], now);
+        let mut done = Vec::new();
         if ready[0] {
-            self.accept(&mut done);
+            self.accept(now, &mut left, &mut done);
         }
+        done.extend(left.into_iter().map(|(pending, why)| pending.end(why)));
         done
     }
 
-    fn accept(&mut self, done: &mut Vec<Greeted>) {
-        for _ in 0..ACCEPT_MAX {
-            let (stream, from) = match self.listener.accept() {
+    fn accept(&mut self, now: Instant, left: &mut Vec<(Pending, Left)>, done: &mut Vec<Greeted>) {
+        let (listener, secret) = (&self.listener, &self.secret);
+        let accept = || {
+            let (stream, from) = match listener.accept() {
                 Ok(accepted) => accepted,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(_) => {
-                    // Such as no free descriptors: the connection stays in the queue.
-                    std::thread::sleep(Duration::from_millis(10));
-                    return;
-                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(error),
             };
-            if self.pending.len() == PENDING_MAX {
-                let peers = self.pending.iter();
-                let peers = peers.map(|peer| (peer.from.ip(), peer.handshake.is_silent()));
-                let Pending { from, .. } = self.pending.remove(loser(&peers.collect::<Vec<_>>()));
-                let text = "others connected before it sent its proof";
-                done.push(Greeted::Refused(from, io::Error::other(text).into()));
+            if let Err(error) = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true))
+            {
+                done.push(Greeted::Refused(from, error.into()));
+                return Ok(None);
             }
-            match stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true)) {
-                Ok(()) => {
-                    let (input, now) = (Vec::new(), Instant::now());
-                    let handshake = Handshake::accelerator(&self.secret);
-                    let until = now + HANDSHAKE_MAX;
-                    let peer = Pending { stream, from, handshake, input, until };
-                    // Its hello has often arrived with it.
-                    self.pending.extend(peer.advance(true, now, done));
-                }
-                Err(error) => done.push(Greeted::Refused(from, error.into())),
-            }
-        }
+            let (input, handshake) = (Vec::new(), Handshake::accelerator(secret));
+            Ok(Some(Pending { stream, from, handshake, input, result: None }))
+        };
+        // Without a free descriptor the connection stays in the listener's queue.
+        let _ = self.pending.accept(now, accept, left);
     }
 }
 
@@ -241,33 +241,26 @@ fn network(address: IpAddr) -> IpAddr {
 }
 
 impl Pending {
-    /// `None`: it is over, and `done` has the result.
-    fn advance(mut self, ready: bool, now: Instant, done: &mut Vec<Greeted>) -> Option<Self> {
-        let result = if ready {
-            self.read()
-        } else if now >= self.until && !mutants::on("wait_for_proofs") {
-            let text = "it did not send its proof in time";
-            Err(io::Error::new(ErrorKind::TimedOut, text).into())
-        } else {
-            Ok(None)
-        };
-        match result {
-            Ok(None) => Some(self),
-            Ok(Some(keys)) => {
-                done.push(match Channel::new(self.stream, keys) {
-                    Ok(channel) => Greeted::Link(channel, self.from),
-                    Err(error) => Greeted::Refused(self.from, error.into()),
-                });
-                None
+    /// What became of it.
+    fn end(self, why: Left) -> Greeted {
+        let refused = |kind, text| Greeted::Refused(self.from, io::Error::new(kind, text).into());
+        match (why, self.result) {
+            (Left::Ended, Some(Ok(keys))) => match Channel::new(self.stream, keys) {
+                Ok(channel) => Greeted::Link(channel, self.from),
+                Err(error) => Greeted::Refused(self.from, error.into()),
+            },
+            (Left::Ended, Some(Err(error))) => Greeted::Refused(self.from, error),
+            (Left::Displaced, _) => {
+                refused(ErrorKind::Other, "others connected before it sent its proof")
             }
-            Err(error) => {
-                done.push(Greeted::Refused(self.from, error));
-                None
+            (Left::Late | Left::Ended, _) => {
+                refused(ErrorKind::TimedOut, "it did not send its proof in time")
             }
         }
     }
 
-    fn read(&mut self) -> Result<Option<crate::channel::Keys>, HandshakeError> {
+    /// Reads what has arrived. `None`: the handshake goes on.
+    fn advance(&mut self) -> Result<Option<Keys>, HandshakeError> {
         let mut bytes = [0; INPUT_BYTES_MAX];
         match self.stream.read(&mut bytes) {
             Ok(0) => {
@@ -325,11 +318,11 @@ mod tests {
         while greeter.pending.is_empty() {
             greeter.advance(PATIENCE);
         }
-        let (pending, mut done) = (greeter.pending.remove(0), Vec::new());
-        let until = pending.until;
-        let pending = pending.advance(false, until - Duration::from_nanos(1), &mut done);
-        assert!(pending.expect("it has time").advance(false, until, &mut done).is_none());
-        assert!(matches!(done[..], [Greeted::Refused(..)]));
+        let until = greeter.pending.next_deadline().unwrap();
+        assert!(greeter.pending.poll(&[], until - Duration::from_nanos(1)).is_empty());
+        let mut left = greeter.pending.poll(&[], until);
+        let (pending, why) = left.pop().expect("its time is over");
+        assert!(matches!(pending.end(why), Greeted::Refused(_, HandshakeError::Host(_))));
         assert_eq!(peer.read(&mut [0]).unwrap(), 0, "its connection has ended");
     }
 

@@ -2,10 +2,13 @@
 
 use std::io;
 
+use aws_lc_rs::aead::LessSafeKey;
 use wire::link::{Greeting, LinkError};
 
-use crate::channel::Keys;
 use crate::secret::{Fresh, Secret, same};
+
+/// The keys of a link: for what this side sends, and for what it receives.
+pub(crate) type Keys = [LessSafeKey; 2];
 
 /// Most bytes that a peer may send before it is authenticated: more than two greetings.
 pub(crate) const INPUT_BYTES_MAX: usize = 2048;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use mqueue::{Consumer, MappedMemory, Region, Words};
 use sys::SharedMemory;
-use sys::local::{WakeFd, wait_readable};
+use sys::readiness::{WakeFd, wait_readable};
 
 /// Largest region that is mapped, in bytes.
 const BYTES_MAX: usize = 1 << 30;

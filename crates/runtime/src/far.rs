@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use mqueue::MappedMemory;
 use mqueue::abi::{reason, state, stop};
 use remote::{Broken, Channel, Control, Ends, Greeted, Greeter, Mirror, Side};
-use sys::local::{WakeFd, wait_readable};
+use sys::readiness::{WakeFd, wait_readable};
 use sys::{PrivateFile, RegionOptions, SharedMemory};
 use wire::attach::{Bye, FromEngine, FromRuntime, Offer, Ready};
 use wire::link::{DIGEST_BYTES, Frame, Shape};

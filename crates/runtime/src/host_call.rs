@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use mqueue::abi::{kind, reason, status, stop};
 use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer, Region, RingError, Words};
-use sys::local::{WakeFd, wait_readable};
+use sys::readiness::{WakeFd, wait_readable};
 
 use crate::{Device, Failure, Job, ParamValue};
 

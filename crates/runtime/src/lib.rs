@@ -35,7 +35,8 @@ pub use heartbeat::HeartbeatMonitor;
 pub use kinds::{GpuDevice, HostDevice};
 use mqueue::abi::{ABI_VERSION, BlockWords, feature, reason, state, stop};
 use mqueue::{MappedMemory, Region, Words};
-use sys::local::{LocalSocket, WakeFd, wait_readable};
+use sys::local::LocalSocket;
+use sys::readiness::{WakeFd, wait_readable};
 use sys::{PrivateFile, SharedMemory};
 pub use wire::attach::ParamValue;
 use wire::attach::{

@@ -13,7 +13,7 @@ use mqueue::{
 };
 use runtime::host_call::{Caller, Closed, HostCallDevice, Limits, NoReply, host_call};
 use runtime::{Device, Job};
-use sys::local::WakeSender;
+use sys::readiness::WakeSender;
 use sys::{RegionOptions, SharedMemory};
 
 /// Longer than a test takes: it only ends loops of a test that fails.

@@ -15,7 +15,7 @@ use mqueue::{
 use remote::{Control, Ends, Greeted, Greeter, Mirror, Secret, Side, connect};
 use runtime::far::{self, Terms};
 use runtime::{Device, End, Failure, HostDevice, Job, kinds};
-use sys::local::{WakeFd, wait_readable};
+use sys::readiness::{WakeFd, wait_readable};
 use sys::{RegionOptions, SharedMemory};
 use wire::attach::{Bye, FromEngine, FromRuntime, Offer, Ready};
 use wire::link::{DIGEST_BYTES, Frame, MessageHead, MqueueShape, RingShape, Shape};

@@ -34,7 +34,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value as Json, json};
-use sys::local::{LocalListener, WakeFd};
+use sys::local::LocalListener;
+use sys::readiness::WakeFd;
 
 use self::compiles::{Compiles, Job};
 use self::protocol::FunctionRequest;

@@ -23,7 +23,8 @@ use engine::topology::{Limits, Replies, Service, Topology};
 use engine::{ControlMessage, ShmClient, ShmPeer};
 use mqueue::abi::ABI_VERSION;
 use mqueue::{MappedMemory, Region};
-use sys::local::{LocalError, LocalListener, LocalSocket, WakeFd, WakeSender, wait_readable};
+use sys::local::{LocalError, LocalListener, LocalSocket};
+use sys::readiness::{WakeFd, WakeSender, wait_readable};
 use sys::{RegionOptions, SharedMemory, Waker};
 use wire::handshake::{Answer, DEPTH_DEFAULT, HELLO_BYTES, Hello, Terms};
 

@@ -12,7 +12,8 @@ use common::*;
 use engine::topology::{Limits, Listen, Replies, Service};
 use server::Server;
 use wire::DropReason;
-use wire::framing::{ErrorReply, Framing};
+use wire::error_reply::ErrorReply;
+use wire::framing::Framing;
 
 /// How much more memory the process may have in use after an attack. The attacks would take more if
 /// they had their way.

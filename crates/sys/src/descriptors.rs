@@ -8,23 +8,14 @@
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::ptr;
-use std::time::Duration;
 
 use libc::{c_int, c_void};
 
-use crate::local::WakeFd;
 use crate::os::{check, check_size, int_option, own, set_option, zeroed};
-
-/// Maximum number of events of one [`Readiness::wait`].
-const EVENTS_MAX: usize = 64;
-/// The event of [`Readiness::wake`]; keys of sockets are smaller.
-const WAKE: u64 = u64::MAX;
 
 /// What a descriptor refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -323,29 +314,6 @@ pub fn receive_now(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<usize>
     })
 }
 
-/// For which readiness a socket is watched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Interest {
-    /// Something has arrived, or the stream has ended.
-    Receive,
-    /// There is room to send.
-    Send,
-}
-
-/// An epoll set that several threads wait on. Each [`Self::arm`] gives at most one event, to one thread.
-#[derive(Debug)]
-pub struct Readiness {
-    epoll: OwnedFd,
-    wake_fd: WakeFd,
-}
-
-/// Readable while [`Readiness::wait`] would return at once.
-impl AsFd for Readiness {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
-    }
-}
-
 /// Whether closing the last descriptor of a TCP connection sends RST, and drops what has not been sent.
 pub fn reset_on_close(socket: BorrowedFd<'_>, resets: bool) -> io::Result<()> {
     let linger = libc::linger { l_onoff: resets.into(), l_linger: 0 };
@@ -362,87 +330,11 @@ pub fn disconnect(socket: BorrowedFd<'_>) {
     let _ = check(unsafe { libc::connect(socket.as_raw_fd(), &raw const nothing, bytes) });
 }
 
-impl Readiness {
-    /// An empty set.
-    pub fn new() -> io::Result<Self> {
-        // SAFETY: no pointers.
-        let epoll = own(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        let readiness = Self { epoll, wake_fd: WakeFd::new()? };
-        // Edge-triggered and never read: every wake-up is one edge, for one thread.
-        let events = libc::EPOLLIN | libc::EPOLLET;
-        readiness.control(libc::EPOLL_CTL_ADD, readiness.wake_fd.as_fd(), events, WAKE)?;
-        Ok(readiness)
-    }
-
-    /// Wakes one thread that waits, or else the next one that does.
-    pub fn wake(&self) {
-        self.wake_fd.wake();
-    }
-
-    /// Watches a socket for one event with this key.
-    pub fn arm(&self, socket: BorrowedFd<'_>, key: u64, interest: Interest) -> io::Result<()> {
-        let events = libc::EPOLLONESHOT
-            | match interest {
-                Interest::Receive => libc::EPOLLIN | libc::EPOLLRDHUP,
-                Interest::Send => libc::EPOLLOUT,
-            };
-        match self.control(libc::EPOLL_CTL_MOD, socket, events, key) {
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
-                self.control(libc::EPOLL_CTL_ADD, socket, events, key)
-            }
-            done => done,
-        }
-    }
-
-    /// Watches a socket no more. Closing it is not enough while another process holds it.
-    pub fn forget(&self, socket: BorrowedFd<'_>) {
-        // Fails only for a socket that was never armed.
-        let _ = self.control(libc::EPOLL_CTL_DEL, socket, 0, 0);
-    }
-
-    /// Waits until a watched socket is ready, [`Self::wake`] is called or `timeout` has passed; adds the keys of ready sockets
-    /// to `ready`. A signal may end the wait early.
-    pub fn wait(&self, ready: &mut Vec<u64>, timeout: Option<Duration>) {
-        let mut events = [MaybeUninit::<libc::epoll_event>::uninit(); EVENTS_MAX];
-        // Rounded up: a wait that ends before its time would be repeated at once.
-        let timeout = timeout.map_or(-1, |timeout| {
-            c_int::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX)
-        });
-        // SAFETY: room for EVENTS_MAX events.
-        let count = unsafe {
-            let room = events.as_mut_ptr().cast();
-            libc::epoll_wait(self.epoll.as_raw_fd(), room, EVENTS_MAX as c_int, timeout)
-        };
-        for event in events.iter().take(usize::try_from(count).unwrap_or(0)) {
-            // SAFETY: the host kernel wrote the first `count` events.
-            let key = unsafe { event.assume_init() }.u64;
-            if key != WAKE {
-                ready.push(key);
-            }
-        }
-    }
-
-    fn control(
-        &self,
-        operation: c_int,
-        descriptor: BorrowedFd<'_>,
-        events: c_int,
-        key: u64,
-    ) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: events as u32, u64: key };
-        // SAFETY: `event` outlives the call.
-        check(unsafe {
-            let pointer = ptr::from_mut(&mut event);
-            libc::epoll_ctl(self.epoll.as_raw_fd(), operation, descriptor.as_raw_fd(), pointer)
-        })
-        .map(drop)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd as _;
     use std::os::unix::net::{UnixDatagram, UnixStream};
 
     #[test]
@@ -525,25 +417,5 @@ mod tests {
         assert_eq!([25, 2, 251].map(of), ["tmpfs", "fuse.sshfs", "overlay"].map(Some));
         assert_eq!([7, 5, 0].map(of), [None; 3]);
         assert!(!LOCAL_FILE_SYSTEMS.contains(&"overlay"));
-    }
-
-    #[test]
-    fn an_armed_socket_gives_one_event() {
-        let readiness = Readiness::new().unwrap();
-        let (one, other) = UnixStream::pair().unwrap();
-        readiness.arm(one.as_fd(), 7, Interest::Send).unwrap();
-        let mut ready = Vec::new();
-        readiness.wait(&mut ready, None);
-        assert_eq!(ready, [7]);
-        readiness.wait(&mut ready, Some(Duration::ZERO));
-        assert_eq!(ready, [7]);
-        readiness.arm(one.as_fd(), 8, Interest::Receive).unwrap();
-        drop(other);
-        readiness.wait(&mut ready, None);
-        assert_eq!(ready, [7, 8]);
-        readiness.forget(one.as_fd());
-        readiness.wake();
-        readiness.wait(&mut ready, None);
-        assert_eq!(ready, [7, 8]);
     }
 }

@@ -23,6 +23,7 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("serval-sys needs Linux: memfd seals, epoll, recvmmsg and futexes");
 
+pub mod accept_queue;
 pub mod addresses;
 pub mod affinity;
 #[cfg(feature = "allocation-trap")]
@@ -37,6 +38,7 @@ pub mod netns;
 pub mod private_file;
 pub mod probe;
 pub mod process;
+pub mod readiness;
 pub mod signal;
 pub mod slot;
 pub mod socket_nic;

@@ -1,5 +1,5 @@
 //! Communication between programs of one machine: Unix sockets that preserve message boundaries and pass
-//! descriptors, and wake-ups from one process to another.
+//! descriptors.
 //!
 //! This is the control path of shared-memory ports: a message here is a handshake, not a request. Sockets
 //! are of type `SOCK_SEQPACKET`: a message arrives whole or not at all, and the connection ends when either
@@ -13,11 +13,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::time::Duration;
 
 use libc::{c_int, c_void};
 
-use crate::descriptors::Interest;
 use crate::os::{check, check_size, int_option, own, zeroed};
 use crate::process::{PeerCredentials, peer_credentials, peer_groups};
 
@@ -344,130 +342,6 @@ impl AsFd for LocalSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
-}
-
-/// A descriptor on which one process wakes another: an eventfd, or the far end of a [`WakeSender`].
-///
-/// All holders of an eventfd share its open file description: one of them could make it blocking and fill
-/// it, so that the next write blocks. A process therefore writes to an eventfd only if it trusts all holders.
-#[derive(Debug)]
-pub struct WakeFd(OwnedFd);
-
-impl WakeFd {
-    /// A new eventfd with no wake-up pending.
-    pub fn new() -> io::Result<Self> {
-        // SAFETY: no pointers.
-        own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }).map(Self)
-    }
-
-    /// A descriptor received from another process.
-    pub fn received(descriptor: OwnedFd) -> Self {
-        Self(descriptor)
-    }
-
-    /// An eventfd of a program, if it is one that never blocks. Its holders can change that later: a wake-up of a full counter would wait then.
-    pub fn counting(descriptor: OwnedFd) -> Result<Self, OwnedFd> {
-        if is_counter(descriptor.as_fd()) { Ok(Self(descriptor)) } else { Err(descriptor) }
-    }
-
-    /// Wakes the current waiter, or the next one.
-    pub fn wake(&self) {
-        let one = 1u64.to_ne_bytes();
-        // Fails only if the counter is full, and then a wake-up is pending anyway.
-        // SAFETY: `one` is 8 readable bytes.
-        let _ = unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
-    }
-
-    /// Clears pending wake-ups.
-    pub fn clear(&self) {
-        // Larger than the default buffer of a socket pair, which holds one byte per wake-up; an eventfd reads 8 bytes.
-        // Leftover bytes only cause a spurious wake-up.
-        let mut pending = [0u8; 512];
-        // Fails if none was pending.
-        // SAFETY: pointer and length describe `pending`.
-        let _ =
-            unsafe { libc::read(self.0.as_raw_fd(), pending.as_mut_ptr().cast(), pending.len()) };
-    }
-}
-
-/// Whether it is an eventfd with `EFD_NONBLOCK` that can be written.
-pub fn is_counter(descriptor: BorrowedFd<'_>) -> bool {
-    let link = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
-    let is_eventfd =
-        std::fs::read_link(link).is_ok_and(|kind| kind.as_os_str() == "anon_inode:[eventfd]");
-    // SAFETY: no pointers.
-    let flags = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GETFL) };
-    is_eventfd
-        && flags >= 0
-        && flags & libc::O_NONBLOCK != 0
-        && flags & libc::O_ACCMODE == libc::O_RDWR
-}
-
-impl AsFd for WakeFd {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-/// Wakes an untrusted process without ever blocking: one end of a socket pair, whose other end the process
-/// gets. The ends do not share an open file description, so the process cannot make a wake-up block.
-#[derive(Debug)]
-pub struct WakeSender(OwnedFd);
-
-impl WakeSender {
-    /// The sending end, and the descriptor for the other process.
-    pub fn new() -> io::Result<(Self, WakeFd)> {
-        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        let mut ends: [c_int; 2] = [-1; 2];
-        // SAFETY: the host kernel writes two descriptors to `ends`.
-        check(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) })?;
-        // SAFETY: both are new and owned by nothing else.
-        let [ours, theirs] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
-        Ok((Self(ours), WakeFd(theirs)))
-    }
-
-    /// Wakes the current waiter, or the next one.
-    pub fn wake(&self) {
-        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // Fails if the buffer is full, and then a wake-up is pending anyway, or if the other end is closed.
-        // SAFETY: one readable byte.
-        let _ = unsafe { libc::send(self.0.as_raw_fd(), [1u8].as_ptr().cast(), 1, flags) };
-    }
-}
-
-/// Waits until one of `files` is readable, closed by its peer or failed, at most `timeout` (no limit if
-/// `None`); returns which ones. A signal may end the wait early.
-pub fn wait_readable(files: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Vec<bool> {
-    poll(files.iter().map(|file| (*file, Interest::Receive)), timeout)
-}
-
-/// As [`wait_readable`], with what is waited for on each file.
-pub fn wait_ready(files: &[(BorrowedFd<'_>, Interest)], timeout: Option<Duration>) -> Vec<bool> {
-    poll(files.iter().copied(), timeout)
-}
-
-fn poll<'a>(
-    files: impl Iterator<Item = (BorrowedFd<'a>, Interest)>,
-    timeout: Option<Duration>,
-) -> Vec<bool> {
-    let pollfd = |(file, interest): (BorrowedFd<'_>, Interest)| libc::pollfd {
-        fd: file.as_raw_fd(),
-        events: match interest {
-            Interest::Receive => libc::POLLIN,
-            Interest::Send => libc::POLLOUT,
-        },
-        revents: 0,
-    };
-    let mut list: Vec<libc::pollfd> = files.map(pollfd).collect();
-    let timeout = timeout.map(|timeout| libc::timespec {
-        tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,
-        tv_nsec: timeout.subsec_nanos() as _,
-    });
-    let pointer = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: pointer and length describe `list`; the timeout outlives the call; no signal mask.
-    let ready =
-        unsafe { libc::ppoll(list.as_mut_ptr(), list.len() as libc::nfds_t, pointer, ptr::null()) };
-    list.iter().map(|entry| ready > 0 && entry.revents != 0).collect()
 }
 
 fn socket(kind: c_int) -> io::Result<OwnedFd> {

@@ -25,7 +25,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use sys::descriptors::{Interest, Readiness};
+use sys::readiness::{Interest, Readiness};
 
 use crate::command::device::End;
 use crate::command::error::TransferError;

@@ -20,9 +20,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use sys::descriptors::Interest;
 use sys::isolation::Identity;
-use sys::local::{LocalListener, LocalSocket, WakeFd, wait_ready};
+use sys::local::{LocalListener, LocalSocket};
+use sys::readiness::Interest;
+use sys::readiness::{WakeFd, wait_ready};
 use zeroize::Zeroizing;
 
 use crate::command::error::TransferError;

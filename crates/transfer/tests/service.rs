@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use sys::local::{LocalListener, LocalSocket, WakeFd, wait_readable};
+use sys::local::{LocalListener, LocalSocket};
+use sys::readiness::{WakeFd, wait_readable};
 use transfer::service::message::{
     ANSWER_BYTES_MAX, Answer, REQUEST_BYTES_MAX, Request, StartRequest,
 };

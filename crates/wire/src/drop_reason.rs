@@ -20,7 +20,7 @@
 //! plan of the simulator can cause. There is no other list. `cargo xtask gen-abi` writes the C client's names and the
 //! table of docs/operations.md.
 
-use crate::framing::ErrorReply;
+use crate::error_reply::ErrorReply;
 
 /// The error reply to a client, if its protocol has error replies. There is none for messages that clients did not
 /// send, nor for unrecognized ones.

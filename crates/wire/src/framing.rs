@@ -55,7 +55,7 @@ pub mod memcached;
 mod raw;
 mod sockperf;
 
-pub use error::{CommandError, ErrorReply, FramingConfigError, FramingError, FramingParseError};
+pub use error::{FramingConfigError, FramingError, FramingParseError};
 pub use grammar::{Alike, Delimits, Expects, Fence, ParseState, Parsed};
 pub use memcached::{Assembly, Piece, UDP_HEADER_BYTES, UdpHeader};
 pub use sockperf::SOCKPERF_HEADER_BYTES;
@@ -63,6 +63,8 @@ pub use sockperf::SOCKPERF_HEADER_BYTES;
 use grammar::{Grammar, OFFSET_MAX, Sizes, offset};
 use std::fmt;
 use std::str::FromStr;
+
+use crate::error_reply::ErrorReply;
 
 macro_rules! framings {
     ($d:tt $( $(#[doc = $doc:literal])+ $variant:ident $(($parameter:ident: $type:ty))? = $name:literal, $grammar:expr; )+) => {
@@ -390,6 +392,7 @@ impl fmt::Display for Framing {
 mod tests {
     use super::*;
     use crate::drop_reason::DropReason;
+    use crate::error_reply::CommandError;
 
     #[test]
     fn samples_of_every_framing_are_valid_and_malformed_ones_are_not() {

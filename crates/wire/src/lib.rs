@@ -14,6 +14,7 @@
 pub mod admission;
 pub mod attach;
 pub mod drop_reason;
+pub mod error_reply;
 mod find;
 pub mod framing;
 pub mod handshake;

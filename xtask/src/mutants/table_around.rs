@@ -73,11 +73,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     ),
     mutant(
-        "wait_for_proofs",
-        "a stranger keeps its place at a listener of links without a limit",
-        &["crates/remote/src/greet.rs::a_peer_without_a_proof_loses_its_place_after_its_time"],
-    ),
-    mutant(
         "lose_early_bytes",
         "bytes that follow a proof at once are lost",
         &["crates/remote/src/greet.rs::bytes_behind_a_proof_end_the_connection"],
@@ -226,17 +221,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     // Collectives.
     mutant(
-        "keep_silent_strangers",
-        "connections that say nothing keep their places",
+        "keep_silent_connections",
+        "connections that say nothing keep their places at a listener",
         &[
-            "crates/collective/src/reception.rs::a_connection_that_does_not_say_who_it_is_is_closed_after_its_time",
+            "crates/sys/src/accept_queue.rs::a_peer_that_says_nothing_leaves_after_its_time_and_not_before",
+            "crates/sys/src/accept_queue.rs::one_byte_at_a_time_does_not_extend_the_time",
+            "crates/remote/src/greet.rs::a_peer_without_a_proof_loses_its_place_after_its_time",
+            "crates/collective/src/admission.rs::connections_without_a_hello_are_counted_and_keep_no_rank_out",
         ],
     ),
     mutant(
         "admit_other_groups",
         "ranks of a group of another name join",
         &[
-            "crates/collective/src/mesh.rs::only_those_of_the_group_that_mean_this_rank_are_accepted",
+            "crates/collective/src/network.rs::only_those_of_the_group_that_mean_this_rank_are_accepted",
         ],
     ),
     mutant(
@@ -248,7 +246,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "admit_other_ranks",
         "a rank joins that means another one",
         &[
-            "crates/collective/src/mesh.rs::only_those_of_the_group_that_mean_this_rank_are_accepted",
+            "crates/collective/src/network.rs::only_those_of_the_group_that_mean_this_rank_are_accepted",
         ],
     ),
     mutant(

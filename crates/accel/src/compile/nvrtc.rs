@@ -13,7 +13,7 @@ use std::{fs, io, ptr};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use super::toolkit;
-use crate::cuda::cause;
+use crate::elf::loader_message;
 use crate::table::table;
 
 /// The default names for the dynamic linker.
@@ -51,7 +51,7 @@ const STAND_INS: &[(&str, &str)] = &[
 #[derive(Debug, thiserror::Error)]
 pub enum NvrtcError {
     /// The library cannot be loaded.
-    #[error("{path} cannot be loaded ({}): `pip install nvidia-cuda-nvrtc` brings it", cause(.error))]
+    #[error("{path} cannot be loaded ({}): `pip install nvidia-cuda-nvrtc` brings it", loader_message(.error))]
     NotLoaded {
         /// The library asked for.
         path: PathBuf,

@@ -33,7 +33,8 @@ use std::time::{Duration, Instant};
 use mqueue::abi::{ABI_VERSION, kind, stop};
 use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer, Region, RingError, Words};
 use sys::SharedMemory;
-use sys::local::{LocalSocket, WakeFd, wait_readable};
+use sys::local::LocalSocket;
+use sys::readiness::{WakeFd, wait_readable};
 use wire::handshake::{
     ANSWER_BYTES_MAX, Answer, DESCRIPTORS, HandshakeError, Hello, Terms, VERSION,
 };

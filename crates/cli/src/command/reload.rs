@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::Value as Json;
-use sys::local::wait_readable;
+use sys::readiness::wait_readable;
 
 use super::Failure;
 use crate::screen::{Screen, Table, print};

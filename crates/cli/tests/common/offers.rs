@@ -6,7 +6,8 @@ use std::thread;
 
 use engine::topology::{AcceleratorKind, DeviceSpec, Launch, Service};
 use mqueue::{MappedMemory, Region, RegionPlan};
-use sys::local::{LocalListener, LocalSocket, WakeFd, WakeSender};
+use sys::local::{LocalListener, LocalSocket};
+use sys::readiness::{WakeFd, WakeSender};
 use sys::{RegionOptions, SharedMemory};
 use wire::attach::{FromEngine, MAGIC, Offer, ParamValue, VERSION};
 

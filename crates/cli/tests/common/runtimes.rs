@@ -16,7 +16,8 @@ use mqueue::abi::{ABI_VERSION, kind};
 use mqueue::{Consumer, Head, MappedMemory, Producer, Region};
 use server::Server;
 use sys::SharedMemory;
-use sys::local::{LocalSocket, wait_readable};
+use sys::local::LocalSocket;
+use sys::readiness::wait_readable;
 use wire::DropReason;
 use wire::attach::{FromEngine, FromRuntime, Hello, MESSAGE_BYTES_MAX, Offer, Ready};
 

@@ -4,8 +4,8 @@ use super::{
     Counts, HEADER_BYTES, Head, Layout, Protocol, RingError, header_of, last_word, prefetch_slot,
 };
 use crate::abi::{RingEntry, SlotHeader, flags};
-use crate::granule;
 use crate::memory::{Memory, Ordering, Rows};
+use crate::ring::granule;
 
 /// The reading end of a ring.
 ///

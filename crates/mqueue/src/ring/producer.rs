@@ -5,9 +5,9 @@ use super::{
     prefetch_slot,
 };
 use crate::abi::{RingEntry, SlotHeader, flags};
-use crate::granule;
 use crate::memory::{Memory, Ordering, Rows};
 use crate::ring::Consumer;
+use crate::ring::granule;
 
 /// The writing end of a ring.
 ///

@@ -20,8 +20,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use sys::PrivateFile;
-use sys::local::wait_readable;
 use sys::process::{child_has_ended, confine, confine_memory, kill_group, signal_name, tie};
+use sys::readiness::wait_readable;
 
 use crate::library::MODULE_BYTES_MAX;
 use crate::module_limits;

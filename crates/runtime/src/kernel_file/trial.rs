@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use accel::KernelError;
 use accel::kernel::KernelLibrary;
 use sys::PrivateFile;
-use sys::local::wait_readable;
 use sys::process::{child_has_ended, confine, kill_group, signal_name, tie};
+use sys::readiness::wait_readable;
 
 /// How a line of the process begins.
 const MARK: &str = "serval-kernel: ";

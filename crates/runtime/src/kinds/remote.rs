@@ -13,7 +13,7 @@ use mqueue::abi::{reason, stop};
 use mqueue::{MappedMemory, Region};
 use remote::{Broken, Control, Mirror, Secret, Side};
 use sys::PrivateFile;
-use sys::local::{WakeFd, wait_readable};
+use sys::readiness::{WakeFd, wait_readable};
 use wire::attach::{FromEngine, FromRuntime, Offer, Ready};
 use wire::link::{Frame, Shape};
 

@@ -1,41 +1,32 @@
 //! Local connections on the control side that have not identified themselves yet.
 //!
 //! A peer that connects to a listener must send one message, its hello, before a deadline. The queue then passes the
-//! connection and the hello to its owner. A peer that sends nothing is rejected. If too many are pending, the oldest
-//! one is rejected: closing the listener instead would keep out peers that do send.
+//! connection and the hello to its owner. [`sys::accept_queue`] says how peers that send nothing are bounded.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use sys::accept_queue::{AcceptQueue, Candidate, Left};
 use sys::local::{LocalListener, LocalSocket};
 
 /// Maximum number of connections that have not sent their hello.
 const PENDING_MAX: usize = 64;
 /// How long a peer may take to send its hello, also if it is not scheduled for a while. A full queue rejects earlier.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long to wait before accepting again when the process has no free descriptor.
-const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
-
-/// Minimum time between two log lines about that.
+/// Minimum time between two log lines about connections that cannot be accepted.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Listeners, and the pending peers of each; `K` identifies a listener.
 pub(crate) struct HandshakeQueue<K> {
     listeners: Vec<(K, LocalListener)>,
-    pending: Vec<PendingPeer<K>>,
+    pending: AcceptQueue<HandshakePeer<K>>,
     hello_bytes_max: usize,
     /// No log line about failed accepts before this time.
     next_report: Instant,
 }
 
-struct PendingPeer<K> {
-    listener_key: K,
-    socket: LocalSocket,
-    deadline: Instant,
-}
-
-/// A peer that sent its hello, or closed its connection.
+/// A peer that sent its hello, or closed its connection; while it is in the queue, one that has not.
 pub(crate) struct HandshakePeer<K> {
     pub(crate) listener_key: K,
     pub(crate) socket: LocalSocket,
@@ -44,11 +35,29 @@ pub(crate) struct HandshakePeer<K> {
     pub(crate) hello: Vec<u8>,
 }
 
+impl<K> AsFd for HandshakePeer<K> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl<K> Candidate for HandshakePeer<K> {
+    fn read(&mut self) -> bool {
+        let len = match self.socket.receive(&mut self.hello) {
+            Ok(None) => return false,
+            Ok(Some(len)) => len,
+            Err(_) => 0,
+        };
+        self.hello.truncate(len);
+        true
+    }
+}
+
 impl<K: Clone> HandshakeQueue<K> {
     /// Without listeners.
     pub(crate) fn new(hello_bytes_max: usize) -> Self {
-        let (listeners, pending) = (Vec::new(), Vec::new());
-        Self { listeners, pending, hello_bytes_max, next_report: Instant::now() }
+        let pending = AcceptQueue::new(PENDING_MAX, HELLO_TIMEOUT);
+        Self { listeners: Vec::new(), pending, hello_bytes_max, next_report: Instant::now() }
     }
 
     /// Closes all listeners, removes their files and drops pending peers.
@@ -70,88 +79,55 @@ impl<K: Clone> HandshakeQueue<K> {
 
     /// Adds a peer that did not come through a listener, with its own deadline for the hello.
     pub(crate) fn add(&mut self, listener_key: K, socket: LocalSocket, deadline: Instant) {
-        self.pending.push(PendingPeer { listener_key, socket, deadline });
+        let hello = vec![0; self.hello_bytes_max + 1];
+        self.pending.push(HandshakePeer { listener_key, socket, hello }, deadline);
     }
 
     /// Descriptors to wait for; [`Self::poll`] takes the results in this order.
     pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let pending = self.pending.iter().map(|s| s.socket.as_fd());
-        pending.chain(self.listeners.iter().map(|(_, listener)| listener.as_fd()))
+        let listeners = self.listeners.iter().map(|(_, listener)| listener.as_fd());
+        self.pending.descriptors().chain(listeners)
     }
 
     /// The earliest deadline of a pending peer.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.pending.iter().map(|s| s.deadline).min()
+        self.pending.next_deadline()
     }
 
     /// Handles the descriptors that are `ready` (see [`Self::descriptors`]): returns peers that sent a hello or
     /// closed, and accepts new ones.
     pub(crate) fn poll(&mut self, ready: &[bool]) -> Vec<HandshakePeer<K>> {
         let (readable, accepting) = ready.split_at(self.pending.len());
-        let mut arrived = Vec::new();
         let now = Instant::now();
-        // Backwards, so that a removal does not move entries that are still to be checked.
-        for index in (0..readable.len()).rev() {
-            if now >= self.pending[index].deadline {
-                arrived.extend(self.read_hello_or_reject(index));
-            } else if readable[index] {
-                arrived.extend(self.read_hello(index));
-            }
-        }
+        let mut left = self.pending.poll(readable, now);
         for index in (0..accepting.len()).filter(|index| accepting[*index]) {
-            arrived.extend(self.accept(index));
+            self.accept(index, now, &mut left);
         }
-        arrived
+        let arrived = left.into_iter().filter_map(|(peer, why)| match why {
+            Left::Ended => Some(peer),
+            Left::Late | Left::Displaced => {
+                tracing::debug!("a peer that sent no hello is rejected");
+                None
+            }
+        });
+        arrived.collect()
     }
 
-    /// `None`: the peer has sent nothing yet and stays pending.
-    fn read_hello(&mut self, index: usize) -> Option<HandshakePeer<K>> {
-        let mut hello = vec![0; self.hello_bytes_max + 1];
-        let len = match self.pending[index].socket.receive(&mut hello) {
-            Ok(None) => return None,
-            Ok(Some(len)) => len,
-            Err(_) => 0,
-        };
-        let PendingPeer { listener_key, socket, .. } = self.pending.swap_remove(index);
-        hello.truncate(len);
-        Some(HandshakePeer { listener_key, socket, hello })
-    }
-
-    /// Rejects a peer, unless its hello has arrived since the last check: this thread may have been suspended
-    /// meanwhile.
-    fn read_hello_or_reject(&mut self, index: usize) -> Option<HandshakePeer<K>> {
-        let arrived = self.read_hello(index);
-        if arrived.is_none() {
-            self.pending.swap_remove(index);
-            tracing::debug!("a peer that sent no hello is rejected");
-        }
-        arrived
-    }
-
-    /// Accepts one connection; returns the peer that was removed to make room, if its hello had arrived.
-    fn accept(&mut self, index: usize) -> Option<HandshakePeer<K>> {
+    fn accept(&mut self, index: usize, now: Instant, left: &mut Vec<(HandshakePeer<K>, Left)>) {
         let (listener_key, listener) = &self.listeners[index];
-        let mut arrived = None;
-        match listener.accept() {
-            Ok(Some(socket)) => {
-                let listener_key = listener_key.clone();
-                if self.pending.len() >= PENDING_MAX {
-                    let oldest = (0..self.pending.len()).min_by_key(|i| self.pending[*i].deadline);
-                    arrived = self.read_hello_or_reject(oldest.expect("the queue is full"));
-                }
-                self.add(listener_key, socket, Instant::now() + HELLO_TIMEOUT);
-            }
-            Ok(None) => {}
-            Err(error) => {
-                if Instant::now() >= self.next_report {
-                    self.next_report = Instant::now() + REPORT_INTERVAL;
-                    let path = listener.path().display();
-                    tracing::warn!(%error, %path, "a connection cannot be accepted; raise `ulimit -n`");
-                }
-                std::thread::sleep(EXHAUSTED_PAUSE);
-            }
+        let bytes = self.hello_bytes_max + 1;
+        let accept = || {
+            let (listener_key, hello) = (listener_key.clone(), vec![0; bytes]);
+            let accepted = listener.accept()?;
+            Ok(accepted.map(|socket| HandshakePeer { listener_key, socket, hello }))
+        };
+        if let Err(error) = self.pending.accept(now, accept, left)
+            && now >= self.next_report
+        {
+            self.next_report = now + REPORT_INTERVAL;
+            let path = listener.path().display();
+            tracing::warn!(%error, %path, "a connection cannot be accepted; raise `ulimit -n`");
         }
-        arrived
     }
 }
 
@@ -199,10 +175,11 @@ mod tests {
         }
         others[0].send(b"hello", &[]).unwrap();
         let _new = [(); 2].map(|()| LocalSocket::connect(&path).unwrap());
-        assert_eq!(queue.accept(0).unwrap().hello, b"hello");
-        assert_eq!(others[1].receive(&mut [0]).unwrap(), None, "the queue had room");
-        assert!(queue.accept(0).is_none());
-        assert_eq!(others[1].receive(&mut [0]).unwrap(), Some(0), "silent for longest");
+        let mut left = Vec::new();
+        queue.accept(0, Instant::now(), &mut left);
+        let left: Vec<_> = left.iter().map(|(peer, why)| (&peer.hello[..1], *why)).collect();
+        assert_eq!(left, [(&b"h"[..], Left::Ended), (&[0], Left::Displaced)]);
+        assert_eq!(others[2].receive(&mut [0]).unwrap(), None, "the queue had room");
         assert_eq!(queue.pending.len(), PENDING_MAX);
     }
 }

@@ -8,7 +8,8 @@ use onpath::Spec;
 use onpath::library::MODULE_BYTES_MAX;
 use runtime::custom_ring::CustomRing;
 use serde_json::Value as Json;
-use sys::local::{LocalSocket, wait_readable};
+use sys::local::LocalSocket;
+use sys::readiness::wait_readable;
 use sys::{CopyError, PrivateFile};
 
 use super::ControlError;

@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::Value as Json;
-use sys::local::{LocalSocket, wait_readable};
+use sys::local::LocalSocket;
+use sys::readiness::wait_readable;
 use sys::{CopyError, PrivateFile};
 
 use super::ControlError;

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use engine::metrics::Metrics;
 use serde_json::{Value as Json, json};
 use sys::PrivateFile;
-use sys::local::{LocalListener, LocalSocket, WakeFd, wait_readable};
+use sys::local::{LocalListener, LocalSocket};
+use sys::readiness::{WakeFd, wait_readable};
 
 use super::protocol::{FunctionRequest, REQUEST_BYTES_MAX, Request, TenantRequest};
 use super::{Outcome, ShownServices, Task, Tasks};

@@ -16,7 +16,7 @@ use mqueue::{
 };
 use onpath::{RequestId, SharedSink, Sink};
 use runtime::custom_ring::tag_of;
-use sys::local::{WakeFd, WakeSender};
+use sys::readiness::{WakeFd, WakeSender};
 use sys::{RegionOptions, SharedMemory};
 use wire::session::Origin;
 

@@ -47,7 +47,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use engine::topology::{AcceleratorKind, Launch, Service, Topology};
-use sys::local::{LocalError, LocalListener, WakeFd};
+use sys::local::{LocalError, LocalListener};
+use sys::readiness::WakeFd;
 
 use crate::base::handshake_queue::HandshakePeer;
 use crate::runtimes::heartbeat::HeartbeatWriter;

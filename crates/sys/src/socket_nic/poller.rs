@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{c_int, epoll_event};
 
-use crate::local::WakeFd;
 use crate::os::{check, check_size, own};
+use crate::readiness::WakeFd;
 
 /// Maximum number of events per epoll call.
 const EVENTS_MAX: usize = 256;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use sys::local::WakeFd;
+use sys::readiness::WakeFd;
 
 use crate::command::error::TransferError;
 use crate::command::pipeline::Command;

@@ -7,9 +7,8 @@ use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use sys::descriptors::{
-    self, Interest, Mount, Readiness, is_stream, length_and_mount, reads_locally, send_now,
-};
+use sys::descriptors::{self, Mount, is_stream, length_and_mount, reads_locally, send_now};
+use sys::readiness::{Interest, Readiness};
 
 use crate::command::device::{Blocked, Device, Devices};
 use crate::command::error::TransferError;

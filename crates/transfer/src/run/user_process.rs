@@ -23,7 +23,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use sys::isolation::Identity;
-use sys::local::{LocalSocket, wait_readable};
+use sys::local::LocalSocket;
+use sys::readiness::wait_readable;
 use sys::slot::Slot;
 
 use crate::command::error::CallError;

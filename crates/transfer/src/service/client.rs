@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use sys::local::{LocalSocket, is_counter, wait_readable};
+use sys::local::LocalSocket;
+use sys::readiness::{is_counter, wait_readable};
 use zeroize::Zeroize as _;
 
 use crate::command::limits::FILES_MAX;

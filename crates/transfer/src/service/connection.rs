@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use sys::isolation::Identity;
-use sys::local::{LocalSocket, WakeFd};
+use sys::local::LocalSocket;
+use sys::readiness::WakeFd;
 
 use super::{Acceptor, NO_TENANT, answer};
 use crate::command::error::TransferError;

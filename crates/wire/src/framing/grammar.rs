@@ -1,6 +1,7 @@
 //! The trait of a framing, and the types of its parsers.
 
-use super::{ErrorReply, FramingConfigError, FramingError};
+use super::{FramingConfigError, FramingError};
+use crate::error_reply::ErrorReply;
 
 /// One framing: two grammars, each parsed on one side and written on the other. See the documentation of [`super`]
 /// for the contract of the parsers; the other methods are described at [`Framing`].

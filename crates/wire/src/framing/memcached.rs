@@ -81,9 +81,8 @@ pub use datagram::{Assembly, Piece, UDP_HEADER_BYTES, UdpHeader, bytes_left, is_
 
 #[cfg(doc)]
 use super::Parsed;
-use super::{
-    ErrorReply, Expects, Fence, FramingConfigError, FramingError, Grammar, ParseState, Sizes,
-};
+use super::{Expects, Fence, FramingConfigError, FramingError, Grammar, ParseState, Sizes};
+use crate::error_reply::ErrorReply;
 
 /// Longest key in bytes.
 pub const KEY_BYTES_MAX: usize = 250;

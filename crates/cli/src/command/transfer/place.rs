@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use sys::local::{connect_stream, wait_readable};
+use sys::local::connect_stream;
+use sys::readiness::wait_readable;
 
 use super::TICK;
 use crate::command::Failure;

@@ -1,6 +1,6 @@
 //! Checks of a topology: each error names a field.
 
-use wire::framing::ErrorReply;
+use wire::error_reply::ErrorReply;
 
 use super::*;
 

@@ -4,7 +4,8 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use wire::framing::{ErrorReply, Framing};
+use wire::error_reply::ErrorReply;
+use wire::framing::Framing;
 
 use crate::base::topology::Service;
 

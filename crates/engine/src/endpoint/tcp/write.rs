@@ -2,7 +2,8 @@
 //! connections.
 
 use wire::DropReason;
-use wire::framing::{ErrorReply, Expects};
+use wire::error_reply::ErrorReply;
+use wire::framing::Expects;
 use wire::nic::{Close, Nic, StreamKey, Written};
 use wire::session::{BundleRequests, Origin, ReplyTo};
 

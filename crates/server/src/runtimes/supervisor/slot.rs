@@ -21,8 +21,9 @@ use engine::{Attachment, BlockEnds, DrainBarrier};
 use mqueue::abi::{reason, stop};
 use mqueue::{MappedMemory, Words};
 use sys::SharedMemory;
-use sys::local::{LocalSocket, WakeFd, WakeSender};
+use sys::local::LocalSocket;
 use sys::process::signal_name;
+use sys::readiness::{WakeFd, WakeSender};
 use wire::DropReason;
 use wire::attach::FromEngine;
 

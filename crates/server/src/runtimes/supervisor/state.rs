@@ -14,7 +14,7 @@ use engine::{ControlMessage, RuntimeEvent};
 use mqueue::abi::{reason, state, stop};
 use runtime::HeartbeatMonitor;
 use sys::SharedMemory;
-use sys::local::wait_readable;
+use sys::readiness::wait_readable;
 use wire::DropReason;
 use wire::attach::{MESSAGE_BYTES_MAX, Ready, TOGETHER_MAX};
 

@@ -8,7 +8,8 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sys::descriptors::{DescriptorKind, describe, is_of_kernel, sync};
-use sys::local::{LocalSocket, wait_readable};
+use sys::local::LocalSocket;
+use sys::readiness::wait_readable;
 use sys::slot::Slot;
 
 use super::wire::{Call, Control, MESSAGE_BYTES, Operation, Reply, SLOT_BYTES};

@@ -6,7 +6,7 @@
 use super::base64::{self, Decoded};
 use super::number::{Number, signed, unsigned};
 use super::{KEY_BYTES_MAX, Words};
-use crate::framing::error::CommandError;
+use crate::error_reply::CommandError;
 use crate::framing::{Expects, FramingError};
 
 /// Words of a meta command from which on memcached refuses it.

@@ -131,7 +131,8 @@ fn is_retrieval(line: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::framing::{CommandError, Framing};
+    use crate::error_reply::CommandError;
+    use crate::framing::Framing;
 
     fn request(buffer: &[u8]) -> Result<Parsed, FramingError> {
         parse(&mut ParseState::default(), buffer, 1 << 20)

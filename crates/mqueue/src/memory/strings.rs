@@ -1,13 +1,11 @@
-//! The `granule` protocol: header and payload as one byte string in self-validating units.
-//!
-//! A unit is `WORDS` 32-bit words of the string and the low half of the message's number plus one, in
-//! one single-copy atomic access: 1 + 1 words, or 3 + 1. A reader of a unit with the expected sequence
-//! has that unit's data of that message; the units of a message are not ordered,
-//! so each is checked. [`crate::abi`] describes how sequences are kept from aliasing.
+//! A message of the `granule` protocols as one string of header and payload in units, unit by unit: the
+//! moves of a memory that has no faster ones.
 
-use crate::memory::{Memory, Ordering, bytes_from, mask_of, pair, unit_bytes, words_from};
-use crate::ring::{HEADER_BYTES, Layout};
+use super::{Memory, Ordering, bytes_from, mask_of, pair, unit_bytes, words_from};
+use crate::abi::SlotHeader;
 
+/// Bytes of a message's header.
+pub(crate) const HEADER_BYTES: u64 = size_of::<SlotHeader>() as u64;
 const HEADER_WORDS: usize = HEADER_BYTES as usize / 4;
 
 /// Units of the header.
@@ -23,55 +21,6 @@ const fn shared_words(words: usize) -> usize {
 /// Bytes of a slot that holds `inline_bytes` of payload.
 pub(crate) const fn slot_bytes(words: usize, inline_bytes: u64) -> u64 {
     (HEADER_BYTES + inline_bytes).div_ceil(4 * words as u64) * unit_bytes(words)
-}
-
-/// Sequence of the units of message `n`.
-#[inline]
-fn sequence(n: u64) -> u32 {
-    if mutants::on("wrap_sequence") {
-        return n.wrapping_add(1) as u16 as u32;
-    }
-    n.wrapping_add(1) as u32
-}
-
-/// Writes message `n`: the header's words, then the payload (at most the inline capacity).
-#[inline(always)]
-pub(crate) fn write<M: Memory, const WORDS: usize>(
-    memory: &M,
-    layout: &Layout,
-    n: u64,
-    header: [u64; 4],
-    payload: &[u8],
-) {
-    let slot = layout.slot(n);
-    // EDGE RX_PUBLISH TX_PUBLISH (release half): each unit validates itself.
-    memory.store_string::<WORDS>(slot, header, payload, sequence(n));
-    restamp::<M, WORDS>(memory, layout, n, payload.len() as u64);
-}
-
-/// [`write`] with a payload of `len_bytes` in the words at `from_at` in other memory.
-#[inline(always)]
-pub(crate) fn write_from<M: Memory, const WORDS: usize>(
-    (memory, layout, n): (&M, &Layout, u64),
-    header: [u64; 4],
-    (from, from_at): (&M, u64),
-    len_bytes: u64,
-) {
-    let slot = layout.slot(n);
-    // EDGE RX_PUBLISH TX_PUBLISH (release half): each unit validates itself.
-    memory.copy_string::<WORDS>(slot, header, from, from_at, len_bytes, sequence(n));
-    restamp::<M, WORDS>(memory, layout, n, len_bytes);
-}
-
-/// Rewrites the units of its slot that message `n` did not use, in the laps that need it.
-#[inline(always)]
-fn restamp<M: Memory, const WORDS: usize>(memory: &M, layout: &Layout, n: u64, len_bytes: u64) {
-    if layout.restamps(n) && !mutants::on("forget_restamp") {
-        let slot = layout.slot(n);
-        let end = slot + slot_bytes(WORDS, layout.inline_bytes);
-        let written = slot_bytes(WORDS, len_bytes);
-        stamp::<M, WORDS>(memory, slot + written, end, sequence(n));
-    }
 }
 
 /// [`Memory::store_string`] unit by unit.
@@ -127,39 +76,6 @@ pub(crate) fn copy_string<M: Memory, const WORDS: usize>(
     }
 }
 
-/// Writes the sequence of the units in `[at, end)` without data.
-#[cold]
-fn stamp<M: Memory, const WORDS: usize>(memory: &M, at: u64, end: u64, sequence: u32) {
-    for at in (at..end).step_by(unit_bytes(WORDS) as usize) {
-        memory.store_unit(at, [0; WORDS], sequence);
-    }
-}
-
-/// Makes every slot look as if its last message were number `start - 1`, so that no unit of a ring
-/// that starts there can be taken for one of its messages. For `start` 0 that is zeroed memory.
-pub(crate) fn format<M: Memory, const WORDS: usize>(memory: &M, layout: &Layout, start: u64) {
-    for n in 0..layout.depth {
-        let slot = layout.slot(n);
-        stamp::<M, WORDS>(
-            memory,
-            slot,
-            slot + slot_bytes(WORDS, layout.inline_bytes),
-            start as u32,
-        );
-    }
-}
-
-/// The header's words of message `n`, once all its units have arrived.
-#[inline(always)]
-pub(crate) fn read_header<M: Memory, const WORDS: usize>(
-    memory: &M,
-    layout: &Layout,
-    n: u64,
-) -> Option<[u64; 4]> {
-    // EDGE RX_PUBLISH TX_PUBLISH (acquire half): each unit validates itself.
-    memory.load_header::<WORDS>(layout.slot(n), sequence(n))
-}
-
 /// [`Memory::load_header`] unit by unit.
 #[inline]
 pub(crate) fn load_header<M: Memory, const WORDS: usize>(
@@ -176,18 +92,6 @@ pub(crate) fn load_header<M: Memory, const WORDS: usize>(
         part.copy_from_slice(&data[..part.len()]);
     }
     Some(std::array::from_fn(|i| pair(words[2 * i], words[2 * i + 1])))
-}
-
-/// Copies the payload of message `n` out; false if part of it has not arrived.
-#[inline(always)]
-pub(crate) fn read_payload<M: Memory, const WORDS: usize>(
-    memory: &M,
-    layout: &Layout,
-    n: u64,
-    payload: &mut [u8],
-) -> bool {
-    // EDGE RX_PUBLISH TX_PUBLISH (acquire half): each unit validates itself.
-    memory.load_payload::<WORDS>(layout.slot(n), payload, sequence(n))
 }
 
 /// [`Memory::load_payload`] unit by unit.
@@ -216,20 +120,6 @@ pub(crate) fn load_payload<M: Memory, const WORDS: usize>(
         at += unit_bytes(WORDS);
     }
     wrong == 0
-}
-
-/// Copies the payload of message `n` to words at `at` in other memory; false if part of it has not arrived. A unit
-/// that has not arrived holds data of an older message, possibly of another client: it is not stored, although
-/// slots that are not committed are not read.
-#[inline(always)]
-pub(crate) fn copy_payload<M: Memory, const WORDS: usize>(
-    (from, layout, n): (&M, &Layout, u64),
-    to: &M,
-    at: u64,
-    len_bytes: u64,
-) -> bool {
-    // EDGE RX_PUBLISH TX_PUBLISH (acquire half): each unit validates itself.
-    to.copy_payload::<WORDS>(at, from, layout.slot(n), len_bytes, sequence(n))
 }
 
 /// [`Memory::copy_payload`] unit by unit.
