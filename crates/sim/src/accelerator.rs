@@ -22,8 +22,9 @@ use crate::fault::Fault;
 use crate::message::{
     Ask, Body, Flavor, answer_filler_max, decode_request, is_answer_to, request_payload,
 };
-use crate::net::{SharedNetwork, lock};
+use crate::net::SharedNetwork;
 use crate::rng::Rng;
+use crate::shared::lock;
 use crate::socket_block::{SocketBlock, SocketShare};
 use crate::transfers::{Commands, Disk, Piece};
 

@@ -16,9 +16,9 @@ use wire::DropReason;
 use crate::case::Case;
 use crate::causes::is_ever_caused;
 use crate::fault::{Fault, FaultCounts};
-use crate::net::lock;
 use crate::rng::mix;
 use crate::run::{Report, Violation, simulate};
+use crate::shared::lock;
 
 /// What to run.
 #[derive(Clone, Debug)]

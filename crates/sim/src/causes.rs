@@ -6,12 +6,12 @@ use wire::DropReason;
 use wire::framing::Framing;
 use wire::nic::Transport;
 
-use crate::change::Keeps;
 use crate::client::RequestMix;
-use crate::generations::Restart;
 use crate::plan::Plan;
 use crate::shm_client::ShmBehaviour;
 use crate::stream_client::StreamClient;
+use crate::world::change::Keeps;
+use crate::world::generations::Restart;
 
 const MS: u64 = 1_000_000;
 

@@ -4,16 +4,26 @@
 //! in order, through a bounded pipe. The engine's end reports edges; see [`wire::nic::Event`].
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use wire::nic::{Close, StreamKey, Transport};
 
 use crate::message::ReplyStream;
-use crate::net::lock;
+use crate::shared::lock;
 
 /// Identifier of a connection; never reused.
 pub type ConnId = usize;
+
+/// Addresses of model clients: distinct ports, some of them over IPv6.
+pub fn client_address(number: u32) -> SocketAddr {
+    let high = (number >> 14) as u8;
+    let ip = match number % 4 {
+        0 => IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, high.into()]),
+        _ => IpAddr::from([198, 51, 100, high]),
+    };
+    SocketAddr::new(ip, 1024 + (number & 0x3fff) as u16)
+}
 
 /// A unit of transfer in a pipe.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -64,8 +64,8 @@
 //! | `stall` | `accelerator.rs` | sum, credit, others |
 //! | `die` | `accelerator.rs` | sum, credit: `mqueue_dead`, `no_accelerator` |
 //! | `scribble` | `misbehaviour.rs`: heads, tails, slots, arenas | sum, credit, others, no panic |
-//! | `restart` | `generations.rs`: the old blocks keep writing | sum, credit; content: no old reply reaches a client |
-//! | `hold` | `generations.rs`: a service is paused, then the accelerator generation ends or continues | sum, credit, others |
+//! | `restart` | `world/generations.rs`: the old blocks keep writing | sum, credit; content: no old reply reaches a client |
+//! | `hold` | `world/generations.rs`: a service is paused, then the accelerator generation ends or continues | sum, credit, others |
 //! | `replay` | `misbehaviour.rs` | content: no client gets anything |
 //! | `wide-scribble` | `misbehaviour.rs`: any word of the region | sum, credit, others, no panic |
 //! | `false-alarm` | `accelerator.rs` | sum |
@@ -95,9 +95,9 @@
 //! | `memory-leave` | `shm_client.rs` | sum, cause: `client_gone` |
 //! | `memory-kind` | `shm_client.rs` | cause: `bad_framing`; no other client is affected |
 //! | `memory-scribble` | `shm_client.rs`: any word of its region | no panic; no other client is affected |
-//! | `reload` | `run.rs`, `change.rs`: after any turn, worker by worker | sum, credit, others |
+//! | `reload` | `run.rs`, `world/change.rs`: after any turn, worker by worker | sum, credit, others |
 //! | `cut-reload` | `run.rs`: the engine drains before clients disconnected by a reload have left | sum, others |
-//! | `late-message` | `run.rs`, `change.rs`: after any turn, also between the steps of a change | all of them: it is ignored |
+//! | `late-message` | `run.rs`, `world/change.rs`: after any turn, also between the steps of a change | all of them: it is ignored |
 //! | `pause` | `run.rs` | sum, cause |
 //! | `early-drain` | `run.rs`, after any turn, worker by worker | sum: nothing is in flight after the end |
 //! | `ring-wrap` | `plan.rs`, first counts of rings | all of them |
@@ -112,28 +112,24 @@ mod bundle_block;
 pub mod campaign;
 pub mod case;
 mod causes;
-pub mod change;
 pub mod client;
 mod conn;
 pub mod fault;
 mod fault_removal;
-pub mod generations;
 pub mod ledger;
 #[cfg(not(target_family = "wasm"))]
 pub mod link;
 #[cfg(target_family = "wasm")]
 #[path = "link_absent.rs"]
 pub mod link;
-mod linked;
 pub mod message;
 pub mod net;
 pub mod nic;
 pub mod plan;
-mod plan_sockets;
 mod probe;
-mod region;
 pub mod rng;
 pub mod run;
+pub mod shared;
 pub mod shm_client;
 pub mod socket_block;
 mod socket_books;
@@ -143,4 +139,4 @@ pub mod trace;
 pub mod transfers;
 pub mod world;
 
-pub use conn::ConnId;
+pub use conn::{ConnId, client_address};

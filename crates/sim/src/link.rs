@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use remote::{Broken, Channel, Control, Ends, Mirror, Secret, Side};
 
 use crate::fault::Fault;
-use crate::net::{LinkFaults, SharedNetwork, lock};
+use crate::net::{LinkFaults, SharedNetwork};
 use crate::rng::Rng;
+use crate::shared::lock;
 
 /// A mirror with something pending has another turn after this time.
 const PENDING_NS: u64 = 1_000_000;

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use wire::nic::{Close, PortIndex, StreamKey, Transport};
 
@@ -256,11 +256,6 @@ pub struct Network {
 
 /// The network as all parts hold it. One thread uses it; the lock is there for `Send`.
 pub type SharedNetwork = Arc<Mutex<Network>>;
-
-/// Locks a shared part of the run. A panic inside the engine must not hide behind a second one.
-pub fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Network {
     /// A network between `workers` workers and their peers.

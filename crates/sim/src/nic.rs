@@ -7,6 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 
+use engine::ControlMessage;
 use wire::nic::{
     Close, Datagram, Event, LentStream, Nic, NicError, PortIndex, Read, RxBatch, SendOutcome,
     StreamKey, Transport, TxBatch, TxItem, Written,
@@ -15,7 +16,8 @@ use wire::nic::{
 use crate::conn::{ConnId, Phase, Segment, Site};
 use crate::fault::Fault;
 use crate::ledger::{Intake, Route};
-use crate::net::{Network, PortSite, SharedNetwork, is_own, lock};
+use crate::net::{Network, PortSite, SharedNetwork, is_own};
+use crate::shared::lock;
 
 /// Maximum number of datagrams per receive, and of receive buffers.
 const BATCH_MAX: u64 = 64;
@@ -27,6 +29,9 @@ pub struct SimNic {
     worker: usize,
     net: SharedNetwork,
 }
+
+/// What the workers of a world are asked.
+pub type Message = ControlMessage<SimSocket, ()>;
 
 /// An accepted connection that no worker has adopted yet. Dropping it resets the connection.
 pub struct SimSocket {

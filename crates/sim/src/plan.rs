@@ -1,5 +1,8 @@
 //! The plan of a seed: a topology, peers, and faults.
 
+mod links;
+mod sockets;
+
 use std::net::{IpAddr, SocketAddr};
 
 use engine::topology::{
@@ -12,16 +15,17 @@ use wire::nic::{PortIndex, Transport};
 
 use crate::backend::{Backend, BackendBehaviour};
 use crate::behaviour::Behaviour;
-use crate::change::Keeps;
 use crate::client::{DatagramClient, RequestMix};
-use crate::generations::Restart;
+use crate::conn::client_address;
 use crate::message::{key_range, match_id, reply_filler_max};
 use crate::net::{Faults, LinkFaults};
 use crate::rng::Rng;
 use crate::shm_client::{ModelShmClient, ShmBehaviour};
 use crate::socket_peer::{EchoServer, SocketLoad};
 use crate::stream_client::{Endings, StreamBehaviour, StreamClient};
-use crate::world::{Setup, client_address};
+use crate::world::Setup;
+use crate::world::change::Keeps;
+use crate::world::generations::Restart;
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;

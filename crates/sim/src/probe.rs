@@ -13,15 +13,16 @@ use wire::nic::{Nic, PortIndex, Transport};
 
 use crate::backend::BackendBehaviour;
 use crate::client::{DatagramClient, RequestMix};
+use crate::conn::client_address;
 use crate::fault::Fault;
-use crate::net::{Faults, Reachability, lock};
+use crate::net::{Faults, Reachability};
 use crate::nic::SimSocket;
 use crate::plan::Plan;
 use crate::run::Run;
+use crate::shared::lock;
 use crate::shm_client::{ModelShmClient, ShmBehaviour};
 use crate::socket_peer::SocketLoad;
 use crate::stream_client::{Endings, StreamBehaviour, StreamClient};
-use crate::world::client_address;
 
 const MS: u64 = 1_000_000;
 /// Time limit for the engine to notice that all clients left, and for the probes to be answered.

@@ -3,6 +3,8 @@
 //! Load, until the plan's turns are used up; quiet, until nothing is in flight; drain and
 //! end. In every step the clock moves, the peers act, one worker turns and everything is checked.
 
+mod links;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use engine::metrics::ServiceSnapshot;
@@ -12,14 +14,14 @@ use wire::nic::Nic;
 
 use crate::case::Case;
 use crate::fault::{Fault, FaultCounts};
-use crate::generations::Restart;
-use crate::net::lock;
 use crate::nic::{SimNic, SimSocket};
 use crate::plan::Plan;
 use crate::rng::Rng;
+use crate::shared::lock;
 use crate::socket_peer::SocketLoad;
 use crate::trace::Trace;
 use crate::world::World;
+use crate::world::generations::Restart;
 
 const MS: u64 = 1_000_000;
 /// Time limit until all is quiet: a pipeline of requests that each time out, one after the other,

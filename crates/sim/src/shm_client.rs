@@ -27,8 +27,8 @@ use crate::client::RequestMix;
 use crate::fault::Fault;
 use crate::message::{Body, Flavor, decode_reply, request_payload};
 use crate::net::Network;
+use crate::nic::Message;
 use crate::rng::Rng;
-use crate::world::Message;
 
 /// Behaviour of a client.
 #[derive(Clone, Copy, Debug)]

@@ -3,8 +3,8 @@
 use sockets::Books;
 use wire::nic::Nic;
 
-use crate::net::lock;
 use crate::nic::SimSocket;
+use crate::shared::lock;
 use crate::world::World;
 
 impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {

@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use wire::nic::{Close, PortIndex};
 
 use crate::conn::ConnId;
+use crate::conn::client_address;
 use crate::fault::Fault;
 use crate::net::{Network, PeerRead, Reachability};
 use crate::rng::{Rng, mix};
-use crate::world::client_address;
 
 /// How a client ends its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

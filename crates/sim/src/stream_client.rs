@@ -13,18 +13,19 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-use wire::framing::{ErrorReply, Framing};
+use wire::error_reply::ErrorReply;
+use wire::framing::Framing;
 use wire::nic::{Close, PortIndex};
 
 use crate::client::RequestMix;
 use crate::conn::ConnId;
+use crate::conn::client_address;
 use crate::fault::Fault;
 use crate::message::{
     Ask, Body, Flavor, FromStream, ReplyStream, decode_reply, request_payload, request_wire,
 };
 use crate::net::{Network, PeerRead};
 use crate::rng::Rng;
-use crate::world::client_address;
 
 /// How a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,8 +16,8 @@ use mqueue::abi::{
 use wire::nic::LentStream;
 
 use crate::conn::Lent;
-use crate::net::lock;
 use crate::rng::Rng;
+use crate::shared::lock;
 
 /// Behaviour of executors and of kernels with transfers. Rates are per mille of the transfers, or of the commands.
 #[derive(Clone, Copy, Debug, Default)]

@@ -9,7 +9,12 @@
 //! worker published for it (which would have woken it). The waking itself needs real threads and has
 //! tests of its own.
 
-use std::net::{IpAddr, SocketAddr};
+pub mod change;
+pub mod generations;
+pub(crate) mod linked;
+mod region;
+
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
@@ -29,15 +34,16 @@ use wire::nic::{Nic, Transport};
 
 use crate::accelerator::{BackendRole, Model, ModelBlocks, Role, SeenTokens};
 use crate::behaviour::Behaviour;
-use crate::change::Change;
 use crate::ledger::{Ledger, ServiceRules};
 use crate::link::AcceleratorLink;
-use crate::linked::Linked;
-use crate::net::{LOCAL, Network, PortSite, SharedNetwork, lock};
-use crate::nic::{SimNic, SimSocket};
-use crate::region::{Part, prepare_region};
+use crate::net::{LOCAL, Network, PortSite, SharedNetwork};
+use crate::nic::{Message, SimNic, SimSocket};
 use crate::rng::Rng;
+use crate::shared::lock;
 use crate::transfers::{Disk, TransferSetup};
+use crate::world::change::Change;
+use crate::world::linked::Linked;
+use crate::world::region::{Part, prepare_region};
 
 /// Slots for services that are added later.
 const SPARE_SLOTS: usize = 8;
@@ -149,9 +155,6 @@ fn connected(service: &Service) -> impl Iterator<Item = SocketAddr> + '_ {
         _ => None,
     })
 }
-
-/// What the workers of a world are asked.
-pub type Message = ControlMessage<SimSocket, ()>;
 
 /// See the module's text.
 pub struct World<N: Nic<Socket = SimSocket, Port = ()>> {
@@ -778,14 +781,4 @@ fn role(setup: &Setup, service: usize, accelerator: usize) -> Role {
 /// Whether the engine matches a backend's answers with the requests.
 fn is_matched(spec: &engine::topology::Backend) -> bool {
     spec.framing == Framing::Memcached || spec.matching.is_some()
-}
-
-/// Addresses of model clients: distinct ports, some of them over IPv6.
-pub fn client_address(number: u32) -> SocketAddr {
-    let high = (number >> 14) as u8;
-    let ip = match number % 4 {
-        0 => IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, high.into()]),
-        _ => IpAddr::from([198, 51, 100, high]),
-    };
-    SocketAddr::new(ip, 1024 + (number & 0x3fff) as u16)
 }

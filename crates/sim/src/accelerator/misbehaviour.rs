@@ -7,7 +7,7 @@ use mqueue::memory::Ordering;
 use super::{Block, Model};
 use crate::behaviour::Behaviour;
 use crate::fault::Fault;
-use crate::net::lock;
+use crate::shared::lock;
 
 impl Model {
     /// Writes what no correct kernel writes, besides the reply to `token`.

@@ -10,11 +10,13 @@ use engine::topology::{
 use sim::ConnId;
 use sim::backend::{Backend, BackendBehaviour};
 use sim::behaviour::Behaviour;
+use sim::client_address;
 use sim::message::{Ask, Body, Flavor, request_payload, request_wire};
-use sim::net::{Faults, PeerRead, lock};
+use sim::net::{Faults, PeerRead};
 use sim::nic::SimNic;
 use sim::rng::Rng;
-use sim::world::{Setup, World, client_address};
+use sim::shared::lock;
+use sim::world::{Setup, World};
 use wire::DropReason;
 use wire::framing::Framing;
 use wire::nic::Transport;

@@ -11,7 +11,7 @@ use sim::message::{
     Ask, Body, Flavor, decode_reply, reply_payload, request_filler_max, request_payload,
     request_wire,
 };
-use sim::net::lock;
+use sim::shared::lock;
 use wire::DropReason;
 use wire::framing::Framing;
 

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use crate::scene::{Caller, Scene, Script, UDP, request, script};
 use engine::topology::{Dispatch, Listen, SocketSpec};
-use sim::net::lock;
 use sim::rng::Rng;
+use sim::shared::lock;
 use sim::socket_peer::{Ending, SocketClient};
 use wire::framing::Framing;
 use wire::nic::{PortIndex, Transport};

@@ -4,8 +4,9 @@
 use crate::scene::{MS, Scene, Script, script};
 use engine::topology::{Backend, FileAccess, FileSpec, SocketSpec};
 use mqueue::abi::transfer_status as status;
-use sim::net::{Faults, lock};
+use sim::net::Faults;
 use sim::rng::Rng;
+use sim::shared::lock;
 use sim::socket_block::SocketBehaviour;
 use sim::socket_peer::{Ending, Found, SocketClient};
 use sim::transfers::{TransferBehaviour, TransferBooks, TransferSetup};

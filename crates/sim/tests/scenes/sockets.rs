@@ -2,11 +2,12 @@
 
 use crate::scene::{MS, Scene, Script, script};
 use engine::topology::{SocketSpec, Tenant};
-use sim::change::Keeps;
-use sim::net::{Faults, lock};
+use sim::net::Faults;
 use sim::rng::Rng;
+use sim::shared::lock;
 use sim::socket_block::{AFTERTHOUGHT_BYTES, SocketBehaviour};
 use sim::socket_peer::{EchoServer, Ending, Found, SocketClient};
+use sim::world::change::Keeps;
 use sockets::End;
 use wire::DropReason;
 use wire::framing::Framing;

@@ -7,7 +7,7 @@ use crate::scene::{MS, Scene, request, script};
 use engine::stages::{ObservationSnapshot, Stage};
 use engine::topology::Replies;
 use sim::behaviour::Behaviour;
-use sim::net::lock;
+use sim::shared::lock;
 use wire::DropReason;
 use wire::framing::Framing;
 

@@ -3,7 +3,8 @@
 use crate::scene::{Scene, request, script};
 use engine::topology::{Dispatch, Tenant};
 use sim::message::{Flavor, request_payload, request_wire};
-use sim::net::{Faults, PeerRead, lock};
+use sim::net::{Faults, PeerRead};
+use sim::shared::lock;
 use wire::framing::Framing;
 use wire::nic::{Close, Transport};
 

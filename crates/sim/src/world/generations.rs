@@ -12,13 +12,13 @@ use engine::{Attachment, ControlMessage, DrainBarrier, RuntimeEvent};
 use wire::DropReason;
 use wire::nic::Nic;
 
+use super::World;
 use crate::accelerator::ModelBlocks;
 use crate::behaviour::Behaviour;
 use crate::fault::Fault;
-use crate::net::lock;
 use crate::nic::SimSocket;
-use crate::region::{Part, prepare_region};
-use crate::world::World;
+use crate::shared::lock;
+use crate::world::region::{Part, prepare_region};
 
 /// Interval of checks whether everything has been answered.
 const LOOK_NS: u64 = 100_000;

@@ -5,12 +5,12 @@ use engine::{BlockEnds, take_pools};
 use mqueue::abi::{PoolEntry, RingEntry};
 use mqueue::{HeapMapping, MappedMemory, Pool, Region, RegionPlan, Words};
 
+use super::Setup;
 use crate::accelerator::BlockShare;
 use crate::link::AcceleratorLink;
 use crate::rng::Rng;
 use crate::socket_block::SocketShare;
 use crate::transfers::Executor;
-use crate::world::Setup;
 
 /// A region, divided among workers. Behind a link there are two: the engine's, and the blocks'.
 pub(crate) struct PreparedRegion {

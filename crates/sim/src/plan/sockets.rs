@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use engine::topology::SocketSpec;
 use wire::nic::PortIndex;
 
-use crate::plan::Plan;
+use super::Plan;
 use crate::rng::Rng;
 use crate::socket_block::SocketBehaviour;
 use crate::socket_peer::{EchoServer, SocketLoad};

@@ -13,11 +13,12 @@ use engine::{ControlMessage, Detached, DrainBarrier, Leave, RuntimeEvent, Servic
 use wire::DropReason;
 use wire::nic::{Nic, PortIndex};
 
-use crate::linked::Linked;
-use crate::net::{Network, lock};
+use super::{World, prepare_service};
+use crate::net::Network;
 use crate::nic::SimSocket;
 use crate::rng::Rng;
-use crate::world::{World, prepare_service};
+use crate::shared::lock;
+use crate::world::linked::Linked;
 
 /// What the next version of a service takes over.
 #[derive(Clone, Copy, Debug)]
