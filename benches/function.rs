@@ -4,10 +4,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use builtins::Code;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use onpath::{
-    Chain, Code, Counters, Direction, Link, Messages, OnFailure, Outcome, Policy, Sizes, Spec,
-};
+use onpath::{Chain, Counters, Direction, Link, Messages, OnFailure, Outcome, Policy, Sizes, Spec};
 
 const BATCH: usize = 32;
 const LEN_BYTES: usize = 64;

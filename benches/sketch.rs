@@ -1,11 +1,11 @@
 //! HyperLogLog on payloads of 1408 bytes, against Apache DataSketches' HLL_8 with the same precision: sketches that have seen eight million different
 //! items, as in a long stream. Both get the same words; theirs takes one at a time.
 
+use builtins::sketch::Instructions;
+use builtins::sketch::hash::finish64;
+use builtins::sketch::hyperloglog::{HyperLogLog, Settings};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use datasketches::hll::{HllSketch, HllType};
-use onpath::sketch::Instructions;
-use onpath::sketch::hash::finish64;
-use onpath::sketch::hyperloglog::{HyperLogLog, Settings};
 
 const PRECISION: u8 = 14;
 const PAYLOAD_BYTES: usize = 1408;

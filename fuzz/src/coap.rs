@@ -2,7 +2,7 @@
 //! understood without a panic, and nothing passes that has no valid signature.
 
 use hmac::{Hmac, Mac};
-use onpath::builtin::coap_auth::{Keys, Message, Refused, Times, token_of, verify};
+use builtins::coap_auth::{Keys, Message, Refused, Times, token_of, verify};
 use sha2::Sha256;
 
 /// 32 zero bytes.

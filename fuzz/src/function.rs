@@ -1,7 +1,7 @@
 //! The memory of a function's module: whatever a call leaves in descriptors and in the table of registers, no address outside of the
 //! memory is used. And its file: whatever its sections and its manifest are, they are read inside the file.
 
-use onpath::library::Pin;
+use onpath::spec::Pin;
 use onpath::wasm::{DESCRIPTOR_BYTES, Decision, Manifest, read_descriptor, read_registers};
 use server::directory::Signature;
 

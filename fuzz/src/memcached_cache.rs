@@ -4,7 +4,8 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use onpath::{Chain, Code, Counters, Direction, Link, Messages, OnFailure, Outcome, Policy};
+use builtins::Code;
+use onpath::{Chain, Counters, Direction, Link, Messages, OnFailure, Outcome, Policy};
 use onpath::{Notice, RequestId, Sizes, Spec};
 use wire::framing::{Framing, ParseState, Parsed, UDP_HEADER_BYTES, UdpHeader};
 use wire::session::{EndpointKind, Origin, ReplyTo};

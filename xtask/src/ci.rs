@@ -213,7 +213,7 @@ const STEPS: &[Step] = &[
         &[
             "crates/wire/src/framing/memcached",
             "crates/engine/src/endpoint/",
-            "crates/onpath/src/builtin/memcached_cache",
+            "crates/builtins/src/memcached_cache",
             "crates/server/tests/memcached_fuzz",
         ],
         "memcached",

@@ -15,7 +15,7 @@ const UNSAFE_PATHS: &[&str] = &[
     "crates/mqueue-loom/",
     "crates/sys/",
     "crates/accel/",
-    "crates/onpath/src/sketch/vector.rs",
+    "crates/builtins/src/sketch/vector.rs",
     "crates/onpath/src/wasm/load.rs",
     "functions/include/serval_function.rs",
     "python/src/collective.rs",

@@ -11,14 +11,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use builtins::Code;
 use mqueue::abi::{kind, protocol};
 use mqueue::{
     Consumer, Head, HeapMapping, LoanError, MappedMemory, MqueuePlan, Producer, Region, RegionPlan,
     RingPlan,
 };
 use onpath::{
-    Chain, Code, Counters, Direction, Link, Messages, Notice, OnFailure, Outcome, Policy,
-    RequestId, Sizes, Spec,
+    Chain, Counters, Direction, Link, Messages, Notice, OnFailure, Outcome, Policy, RequestId,
+    Sizes, Spec,
 };
 use wire::session::{EndpointKind, Origin, ReplyTo};
 

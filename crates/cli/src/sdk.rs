@@ -9,7 +9,8 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use onpath::library::{is_name, read_module};
+use builtins::read_module;
+use onpath::spec::is_name;
 use onpath::wasm::{Manifest, Module};
 use sys::process::find_program;
 use toml::{Table, Value};
@@ -245,7 +246,7 @@ pub(crate) fn check(file: &Path, bytes: &[u8]) -> Result<(), String> {
     let wrong = |why: String| format!("the module {} cannot be used: {why}", file.display());
     let mut spec = onpath::Spec::new("check", "check.wasm");
     spec.dictionary = Some("check".to_owned());
-    let code = onpath::Code::open(&spec, bytes).map_err(|_| {
+    let code = builtins::Code::open(&spec, bytes).map_err(|_| {
         // Its error names a file that there is not.
         wrong(Module::compile(bytes).err().unwrap_or_default())
     })?;

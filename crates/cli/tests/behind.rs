@@ -478,7 +478,7 @@ fn a_server_in_node_is_unmodified_behind_a_function_that_comes_and_goes() {
         assert_eq!(front.call(b"line\n", b"\n").0, b"line\n");
         let client = FunctionClient::connect(&front.engine.socket).unwrap();
         let mut spec = Spec::new("echo", "echo");
-        spec.deadline_us = onpath::library::DEADLINE_US_MAX;
+        spec.deadline_us = onpath::spec::DEADLINE_US_MAX;
         client.attach_new("front", &spec, &Place::Default).unwrap();
         assert_eq!(front.ask(&front.udp(), b"hello"), b"hello", "the function answers");
         client.detach(&Target::Named { service: "front".into(), name: "echo".into() }).unwrap();

@@ -7,7 +7,7 @@
 use std::io::{self, Read, Write};
 use std::process::ExitCode;
 
-use onpath::library::MODULE_BYTES_MAX;
+use onpath::spec::MODULE_BYTES_MAX;
 use onpath::module_limits;
 use onpath::module_settings::{BUILD, settings};
 

@@ -20,9 +20,10 @@ use mqueue::count::Counter;
 use wire::DropReason;
 
 use crate::function::{
-    Command, CommandError, Direction, Failure, Function, Merge, Notice, Reading, RequestId,
+    Command, CommandError, Direction, Failure, Function, Merge, Notice, Reading,
 };
-use crate::messages::{Messages, Tally};
+use crate::messages::{Messages, RequestId, Tally};
+use crate::spec::OnFailure;
 use crate::state::{Owner, StateKind};
 use crate::trace::Trace;
 use share::Share;
@@ -44,15 +45,6 @@ const LATE_AT_ONCE: i64 = 4;
 const LATE_NS: i64 = 1_000_000_000;
 
 const PANICKED: &str = "it panicked";
-
-/// What becomes of messages about which a failed function does not decide.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnFailure {
-    /// They pass.
-    Open,
-    /// They are dropped as `function_failed`.
-    Closed,
-}
 
 /// How a chain treats one of its functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

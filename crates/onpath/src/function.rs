@@ -1,27 +1,11 @@
 //! What a function is to the chain: something that decides about batches, and has registers.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
-use wire::session::{Origin, ReplyTo};
+use wire::session::ReplyTo;
 
 use crate::dictionary::Dictionary;
-use crate::messages::Messages;
-
-/// Which request a message is, or answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RequestId {
-    /// The client that sent it. A connection's key and generation together never name another connection.
-    pub origin: Origin,
-    /// Its number on its connection, from 0. Datagrams have none: 0.
-    pub number: u64,
-}
-
-/// Finds the addresses of clients that are connected.
-pub trait Peers: Send + Sync {
-    /// The address from which a client has connected; `None` if the connection has ended, and of clients over shared memory.
-    fn peer(&self, client: &ReplyTo) -> Option<SocketAddr>;
-}
+use crate::messages::{Messages, RequestId};
 
 /// Something that happens besides messages, for functions that [want to know](Function::wants_notices).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,7 +95,7 @@ pub struct Register {
 
 impl Register {
     /// Registers with these names.
-    pub(crate) fn list(registers: &[(&str, Merge)]) -> Vec<Self> {
+    pub fn list(registers: &[(&str, Merge)]) -> Vec<Self> {
         let register = |(name, merge): &(&str, Merge)| Self { name: (*name).into(), merge: *merge };
         registers.iter().map(register).collect()
     }
@@ -235,7 +219,7 @@ pub trait Function: Send {
     }
 
     /// Gives it a parameter that is a text, or the content of its file, before its first message
-    /// ([`Builtin`](crate::library::Builtin)). The error does not repeat the content of a file, which may be secret.
+    /// (its row in the table of built-in functions). The error does not repeat the content of a file, which may be secret.
     fn configure(&mut self, _param: &str, _value: &[u8]) -> Result<(), Failure> {
         Err(Failure("it has no such parameter".to_owned()))
     }

@@ -8,28 +8,25 @@
 //! Nothing here does I/O, allocates or locks while messages pass; time is an argument.
 #![deny(unsafe_code)]
 
-pub mod builtin;
 mod chain;
 pub mod dictionary;
 mod function;
-pub mod library;
 mod messages;
 #[cfg(any(feature = "compile", feature = "wasm"))]
 pub mod module_limits;
 #[cfg(any(feature = "compile", feature = "wasm"))]
 pub mod module_settings;
-pub mod sketch;
+pub mod spec;
 mod state;
 mod trace;
 #[cfg(feature = "wasm")]
 pub mod wasm;
 
-pub use chain::{Arranged, Chain, Counters, Link, OnFailure, Policy, SharedSink, Sink, Snapshot};
+pub use chain::{Arranged, Chain, Counters, Link, Policy, SharedSink, Sink, Snapshot};
 pub use function::{
-    Command, CommandError, Direction, End, Failure, Function, Merge, Notice, Peers, Reading,
-    Register, RequestId,
+    Command, CommandError, Direction, End, Failure, Function, Merge, Notice, Reading, Register,
 };
-pub use library::{Code, LibraryError, Param, Sizes, Spec};
-pub use messages::{MESSAGES_MAX, Messages, Outcome, SHOWN_BYTES_MIN, Tally};
+pub use messages::{MESSAGES_MAX, Messages, Outcome, Peers, RequestId, SHOWN_BYTES_MIN, Tally};
+pub use spec::{OnFailure, Param, Sizes, Spec};
 pub use state::{Key, Owner, StateKind};
 pub use trace::{Step, TRACED_MAX, Trace, Traced, Verdict};

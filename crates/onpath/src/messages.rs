@@ -6,7 +6,20 @@ use std::sync::Arc;
 use wire::session::{EndpointKind, Origin, ReplyTo};
 use wire::{DropReason, DropScope};
 
-use crate::function::{Peers, RequestId};
+/// Which request a message is, or answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RequestId {
+    /// The client that sent it. A connection's key and generation together never name another connection.
+    pub origin: Origin,
+    /// Its number on its connection, from 0. Datagrams have none: 0.
+    pub number: u64,
+}
+
+/// Finds the addresses of clients that are connected.
+pub trait Peers: Send + Sync {
+    /// The address from which a client has connected; `None` if the connection has ended, and of clients over shared memory.
+    fn peer(&self, client: &ReplyTo) -> Option<SocketAddr>;
+}
 
 /// Messages in a batch, at most.
 pub const MESSAGES_MAX: usize = 1024;

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use wire::DropReason;
 
 use crate::function::Direction;
-use crate::library::FUNCTIONS_MAX;
 use crate::messages::{Messages, Outcome};
+use crate::spec::FUNCTIONS_MAX;
 
 /// Messages of a trace, at most.
 pub const TRACED_MAX: usize = 100;

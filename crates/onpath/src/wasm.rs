@@ -22,12 +22,14 @@ mod imports;
 mod instance;
 mod load;
 mod manifest;
+mod running;
 mod spares;
 
 pub use compiler::{PROGRAM as COMPILER, program as compiler};
 pub use descriptor::{DESCRIPTOR_BYTES, Decision, read_descriptor};
-pub use instance::{Instance, Limits, read_registers};
+pub use instance::Instance;
 pub use manifest::Manifest;
+pub use running::{Limits, read_registers};
 
 use std::sync::Arc;
 

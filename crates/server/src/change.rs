@@ -49,6 +49,7 @@ use crate::runtimes::kernel_files;
 use crate::runtimes::supervisor::{AttachListeners, StartFailure};
 use crate::server::Server;
 use crate::shm_acceptor::{MemoryPort, NewPorts, PausedAcceptor};
+use crate::tenants;
 
 /// Why a change failed. The message is complete.
 #[derive(Debug, thiserror::Error)]
@@ -97,7 +98,7 @@ impl Server {
         transfers: Option<&Arc<transfer::Engine>>,
         cancelled: &mut dyn FnMut() -> bool,
     ) -> Result<Self, ServerError> {
-        topology.check()?;
+        tenants::check(&topology)?;
         let mut server = Self::without_services(&topology, tap, transfers)?;
         server.first_change(topology, cancelled)?;
         Ok(server)
@@ -110,7 +111,7 @@ impl Server {
         wanted: Topology,
         give_up: &dyn Fn() -> bool,
     ) -> Result<ChangeReport, ChangeError> {
-        wanted.check().map_err(ServerError::from)?;
+        tenants::check(&wanted).map_err(ServerError::from)?;
         if departure::reclaim_leaked(&mut self.engine, &mut self.runtimes, give_up) {
             self.publish_metrics();
         }

@@ -53,6 +53,8 @@ use wire::framing::Framing;
 use diagnostic::{Problem, Source};
 use reader::Report;
 
+use crate::tenants::memory_problems;
+
 pub use address::{memory_url, unix_url, url};
 pub use diagnostic::{ConfigError, Origin, ProblemEntry};
 pub use kernel::{BUILTINS, Builtin};
@@ -183,7 +185,8 @@ impl Config {
         let (topology, options, places) = sections::read(&mut report, &root, base);
         let Report { mut problems, mut settings, .. } = report;
         in_order(&mut settings);
-        let found = topology.problems();
+        let mut found = topology.problems();
+        found.extend(memory_problems(&topology));
         let found = found.iter().filter(|error| places.is_original(error));
         problems.extend(found.map(|error| sections::place_topology_error(&places, error)));
         if !problems.is_empty() {
@@ -327,7 +330,7 @@ fn exposed_keys(topology: &Topology) -> Vec<String> {
         let backends = service.backends.iter().map(|backend| &backend.functions);
         std::iter::once(&service.functions).chain(backends)
     });
-    let mut files: Vec<_> = chains.flatten().filter_map(onpath::Spec::secret_file).collect();
+    let mut files: Vec<_> = chains.flatten().filter_map(builtins::secret_file).collect();
     files.sort_unstable();
     files.dedup();
     let is_exposed = |file: &&Cow<'_, str>| {

@@ -18,8 +18,9 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use aws_lc_rs::signature::{ED25519, Ed25519KeyPair, KeyPair as _, UnparsedPublicKey};
+use builtins::read_module;
 use engine::topology::EngineSettings;
-use onpath::library::{Pin, is_name, read_module};
+use onpath::spec::{Pin, is_name};
 use onpath::wasm::{Manifest, Module};
 use sys::private_file::open_regular;
 

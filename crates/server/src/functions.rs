@@ -26,11 +26,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc;
 
+use builtins::{Code, file_of, memory_on};
 use engine::metrics::FunctionMetrics;
 use engine::topology::Service;
 use engine::{ChainPlace, ChainReply, ChainRequest, ControlMessage};
-use onpath::library::{FUNCTIONS_MAX, is_name};
-use onpath::{Code, Command, Failure, Merge, Reading, Register, Snapshot, Spec};
+use onpath::spec::{FUNCTIONS_MAX, is_name};
+use onpath::{Command, Failure, Merge, Reading, Register, Snapshot, Spec};
 
 use crate::base::caller::Caller;
 use crate::base::engine::Engine;
@@ -416,12 +417,12 @@ impl Functions {
             object.written.clear();
         }
         object.spec = self.with_deadline(engine, &object.spec, origin);
-        if function.is_some() || object.spec.file() != before.spec.file() {
+        if function.is_some() || file_of(&object.spec) != file_of(&before.spec) {
             object.content = self.content_of(engine, caller, &object.spec, content)?.into();
         }
         match found {
             Found::Attached(index, of)
-                if object.in_force().memory_on(1) > before.in_force().memory_on(1) =>
+                if memory_on(&object.in_force(), 1) > memory_on(&before.in_force(), 1) =>
             {
                 let code = &self.chains[index][of].code;
                 let service = &engine.topology.services[index];
@@ -484,10 +485,10 @@ impl Functions {
                     }
                 })?;
                 let mut object = function.object.clone();
-                let before = object.in_force().memory_on(1);
+                let before = memory_on(&object.in_force(), 1);
                 object.note_written(setting, *value);
                 let spec = object.in_force();
-                if spec.memory_on(1) > before {
+                if memory_on(&spec, 1) > before {
                     let service = &engine.topology.services[index];
                     self.check_memory(engine, service, &object, &spec, &function.code)?;
                 }
@@ -579,8 +580,8 @@ impl Functions {
         content: Option<Vec<u8>>,
     ) -> Result<Vec<u8>, FunctionError> {
         match content {
-            Some(content) if spec.file().is_some() => Ok(content),
-            _ if spec.file().is_none() || caller.is_operator() => self.read_file(engine, spec),
+            Some(content) if file_of(spec).is_some() => Ok(content),
+            _ if file_of(spec).is_none() || caller.is_operator() => self.read_file(engine, spec),
             _ => Err(FunctionError::NoContent(caller.user)),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use builtins::memory_on;
 use engine::metrics::TenantMetrics;
 use engine::tenants::TenantUse;
 use engine::topology::{DEFAULT_TENANT, Service, TENANTS_MAX, Tenant, Topology, TopologyError};
@@ -148,8 +149,52 @@ pub(crate) fn remove(engine: &mut Engine, caller: Caller, name: &str) -> Result<
 
 fn set(engine: &mut Engine, tenants: Vec<Tenant>) -> Result<(), TenantError> {
     let wanted = Topology { tenants, ..(*engine.topology).clone() };
-    wanted.check()?;
+    check(&wanted)?;
     engine.fabric.tenants().set(&wanted.tenants, |name| wanted.has_services_of(name));
     engine.topology = Arc::new(wanted);
     Ok(())
+}
+
+/// Whether a topology can run: what the engine says, and the memory of tenants.
+pub(crate) fn check(topology: &Topology) -> Result<(), TopologyError> {
+    topology.check()?;
+    memory_problems(topology).into_iter().next().map_or(Ok(()), Err)
+}
+
+/// Tenants whose regions and functions need more memory than they may use.
+pub(crate) fn memory_problems(topology: &Topology) -> Vec<TopologyError> {
+    let problem = |(index, tenant): (usize, &Tenant)| {
+        let most = tenant.memory_mib;
+        let regions = topology.region_bytes_of(&tenant.name).div_ceil(1 << 20);
+        let functions = function_bytes_of(topology, &tenant.name).div_ceil(1 << 20);
+        if most == 0 || regions + functions <= most {
+            return None;
+        }
+        let (needed, fewer) = match functions {
+            0 => (format!("regions of its services need {regions} MiB"), ""),
+            _ => (
+                format!("regions of its services need {regions} MiB and functions {functions} MiB"),
+                "give functions less memory, ",
+            ),
+        };
+        Some(TopologyError {
+            place: format!("tenant {:?}", tenant.name),
+            path: ("tenant", index, None),
+            field: "memory_mib",
+            message: format!(
+                "is {most}, but {needed}: {fewer}use fewer mqueues or slots, or raise it"
+            ),
+        })
+    };
+    topology.tenants.iter().enumerate().filter_map(problem).collect()
+}
+
+/// What the functions of the configuration on the paths of a tenant's services may use, in bytes.
+fn function_bytes_of(topology: &Topology, tenant: &str) -> u64 {
+    let own = topology.services.iter().filter(|service| service.tenant == tenant);
+    let specs = own.flat_map(|service| {
+        let of_backends = service.backends.iter().flat_map(|backend| &backend.functions);
+        service.functions.iter().chain(of_backends)
+    });
+    specs.map(|spec| memory_on(spec, topology.engine.workers)).sum()
 }

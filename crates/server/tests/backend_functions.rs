@@ -20,7 +20,7 @@ use wire::nic::Transport;
 fn cache(params: &[(&str, u64)]) -> Spec {
     let mut spec = Spec::new("hot", "memcached-cache");
     // The machine is busy.
-    spec.deadline_us = onpath::library::DEADLINE_US_MAX;
+    spec.deadline_us = onpath::spec::DEADLINE_US_MAX;
     let params = [("grace_ms", 20), ("sample", 0)].iter().chain(params);
     spec.params = params.map(|(name, value)| ((*name).to_owned(), (*value).into())).collect();
     spec
@@ -29,7 +29,7 @@ fn cache(params: &[(&str, u64)]) -> Spec {
 /// Drops requests and answers whose first four bytes, as a number, are less than those of `low`.
 fn from(low: &[u8; 4]) -> Spec {
     let mut spec = Spec::new("limits", "threshold");
-    spec.deadline_us = onpath::library::DEADLINE_US_MAX;
+    spec.deadline_us = onpath::spec::DEADLINE_US_MAX;
     let low = u64::from(u32::from_be_bytes(*low));
     spec.params = vec![("offset".into(), 0.into()), ("low".into(), low.into())];
     spec

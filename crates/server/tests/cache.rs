@@ -25,7 +25,7 @@ fn number((name, value): (&str, u64)) -> (String, Param) {
 fn cache(upstream: SocketAddr, workers: usize, params: &[(&str, u64)]) -> Server {
     let mut spec = Spec::new("hot", "memcached-cache");
     // The machine is busy.
-    spec.deadline_us = onpath::library::DEADLINE_US_MAX;
+    spec.deadline_us = onpath::spec::DEADLINE_US_MAX;
     spec.params = [("grace_ms", 20), ("sample", 0)].map(number).to_vec();
     for (name, value) in params {
         spec.params.retain(|(param, _)| param != name);

@@ -187,7 +187,7 @@ fn no_client_reads_what_was_overwritten() {
     let memcached = Memcached::start();
     let port = memcached.port;
     let mut spec = Spec::new("hot", "memcached-cache");
-    spec.deadline_us = onpath::library::DEADLINE_US_MAX;
+    spec.deadline_us = onpath::spec::DEADLINE_US_MAX;
     let params = [("grace_ms", 500), ("sample", 5)];
     spec.params = params.map(|(name, value)| (name.to_owned(), Param::Integer(value))).to_vec();
     let service = Service {

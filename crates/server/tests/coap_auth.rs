@@ -16,7 +16,7 @@ use engine::topology::{Service, Topology};
 use onpath::{Param, Spec};
 use server::Server;
 
-/// A key and a token of `crates/onpath/tests/functions/coap_auth.rs`, and another key.
+/// A key and a token of `crates/builtins/tests/functions/coap_auth.rs`, and another key.
 const KEY: &str =
     "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8gISIjJCUmJygpKissLS4vMDEyMzQ1Njc4OTo7PD0-Pw";
 const OTHER_KEY: &str =
@@ -69,7 +69,7 @@ fn post(number: u16, token: &str) -> Vec<u8> {
 fn topology_of(plain: &Plain, keys: &Path) -> Topology {
     let mut spec = Spec::new("auth", "coap-auth");
     // The machine is busy.
-    spec.deadline_us = onpath::library::DEADLINE_US_MAX;
+    spec.deadline_us = onpath::spec::DEADLINE_US_MAX;
     spec.params = vec![
         ("keys".into(), Param::Text(keys.to_string_lossy().into_owned())),
         ("refuse".into(), "answer".into()),

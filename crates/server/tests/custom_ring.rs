@@ -31,7 +31,7 @@ fn one(workers: usize) -> Server {
 /// A function that delivers everything, with a ring. It is not attached.
 fn deliver(server: &mut Server, entries: u32) -> (u64, CustomRing) {
     let mut spec = Spec::new("deliver", "deliver");
-    spec.deadline_us = onpath::library::DEADLINE_US_MAX;
+    spec.deadline_us = onpath::spec::DEADLINE_US_MAX;
     let id = server.functions.create(&server.engine, Caller::engine(), &spec, None, false).unwrap();
     let (files, workers) = server
         .functions
@@ -253,7 +253,7 @@ fn an_application_that_spoils_its_ring_gets_nothing_more() {
     for spoiled in [u64::MAX, 1 << 40, 5] {
         let mut server = one(1);
         let mut spec = Spec::new("deliver", "deliver");
-        spec.deadline_us = onpath::library::DEADLINE_US_MAX;
+        spec.deadline_us = onpath::spec::DEADLINE_US_MAX;
         let id =
             server.functions.create(&server.engine, Caller::engine(), &spec, None, false).unwrap();
         let (files, _) = server

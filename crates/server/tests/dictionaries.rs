@@ -42,7 +42,7 @@ fn module(mark: u8) -> Vec<u8> {
 
 fn spec(dictionary: Option<&str>) -> Spec {
     let mut spec = Spec::new("f", "/f.wasm");
-    spec.deadline_us = onpath::library::DEADLINE_US_MAX;
+    spec.deadline_us = onpath::spec::DEADLINE_US_MAX;
     spec.dictionary = dictionary.map(str::to_owned);
     spec
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use onpath::StateKind;
-use onpath::library::Pin;
+use onpath::spec::Pin;
 use onpath::wasm::Manifest;
 use proptest::prelude::*;
 use server::directory::{Directory, DirectoryError, PublicKey, Signature, SigningKey};

@@ -33,7 +33,7 @@ fn services() -> [Service; 2] {
 fn threshold(name: &str, high: u64) -> Spec {
     let mut spec = Spec::new(name, "threshold");
     spec.params = vec![("offset".into(), 0.into()), ("high".into(), high.into())];
-    spec.deadline_us = onpath::library::DEADLINE_US_MAX;
+    spec.deadline_us = onpath::spec::DEADLINE_US_MAX;
     spec
 }
 
@@ -499,7 +499,7 @@ fn the_deadline_of_a_users_function_has_a_limit() {
         let functions = server.functions.list(&server.engine, Caller::engine());
         functions.iter().find(|of| of.spec.name == name).unwrap().spec.deadline_us
     };
-    let most = onpath::library::DEADLINE_US_MAX;
+    let most = onpath::spec::DEADLINE_US_MAX;
     let engine = Caller::engine();
     for (caller, name, expected) in [(user, "of-user", 1000), (engine, "of-operator", most)] {
         let attached = threshold(name, 9);

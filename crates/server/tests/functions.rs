@@ -25,7 +25,7 @@ fn threshold(function: &str, low: u64, high: u64) -> Spec {
     let mut spec = Spec::new("limits", function);
     spec.params =
         vec![("offset".into(), 0.into()), ("low".into(), low.into()), ("high".into(), high.into())];
-    spec.deadline_us = onpath::library::DEADLINE_US_MAX;
+    spec.deadline_us = onpath::spec::DEADLINE_US_MAX;
     spec
 }
 
@@ -241,7 +241,7 @@ fn a_mistake_is_one_sentence_and_changes_nothing() {
         server.functions.registers(&server.engine, Caller::engine(), &first, &write).err().unwrap();
     assert_eq!(written.to_string(), "the function \"first\" has no setting \"low\": it has none");
     assert!(server.functions.detach_named(&server.engine, "a", "second").is_err());
-    for number in 1..onpath::library::FUNCTIONS_MAX {
+    for number in 1..onpath::spec::FUNCTIONS_MAX {
         server
             .functions
             .attach(&server.engine, "a", &passthrough(&number.to_string()), None)
@@ -354,7 +354,7 @@ fn functions_see_their_clients_and_the_time() {
     topology.engine.workers = 2;
     let mut server = start(topology);
     let mut spec = Spec::new("tells", tells_clients().to_str().unwrap());
-    spec.deadline_us = onpath::library::DEADLINE_US_MAX;
+    spec.deadline_us = onpath::spec::DEADLINE_US_MAX;
     server.functions.attach(&server.engine, "a", &spec, None).unwrap();
     let mut last_ns = 0;
     let mut check = |reply: &[u8], own: SocketAddr, payload: &[u8]| {
@@ -474,18 +474,18 @@ fn sketches_of_all_workers_are_one() {
     assert_eq!(values, [300, 1, 12, 4]);
     assert!((145..=155).contains(&value(&read, "estimate")), "{read:?}");
     // The state is the sketch of all messages.
-    let settings = onpath::sketch::hyperloglog::Settings {
+    let settings = builtins::sketch::hyperloglog::Settings {
         precision: 12,
         wide: true,
         item_bytes: 0,
         seed: value(&read, "seed") as u32,
     };
-    let best = onpath::sketch::Instructions::best();
+    let best = builtins::sketch::Instructions::best();
     let target = || Target::Named { service: "a".into(), name: "sketch".into() };
     let state = |server: &mut Server| {
         server.functions.state(&server.engine, Caller::engine(), &target()).unwrap()
     };
-    let mut expected = onpath::sketch::hyperloglog::HyperLogLog::new(settings, best);
+    let mut expected = builtins::sketch::hyperloglog::HyperLogLog::new(settings, best);
     (0..150u32).for_each(|number| expected.add(&number.to_be_bytes()));
     assert_eq!(state(&mut server), expected.state());
     assert_eq!(state(&mut server).len(), 12 + (1 << 12));

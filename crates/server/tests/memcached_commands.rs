@@ -21,7 +21,7 @@ const PATIENT_MS: u64 = 60_000;
 /// A proxy, with the cache or without; a TCP port and a UDP port.
 fn proxy(upstream: SocketAddr, with_cache: bool, grace_ms: u64) -> Server {
     let mut cache = Spec::new("hot", "memcached-cache");
-    cache.deadline_us = onpath::library::DEADLINE_US_MAX;
+    cache.deadline_us = onpath::spec::DEADLINE_US_MAX;
     cache.params =
         [("grace_ms", grace_ms), ("sample", 0)].map(|(k, v)| (k.into(), v.into())).to_vec();
     let service = Service {

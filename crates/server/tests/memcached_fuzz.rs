@@ -56,7 +56,7 @@ impl Side {
     /// The cache answers reads over UDP that memcached has not answered for `grace_ms` with nothing.
     fn all(grace_ms: u64) -> [Self; 3] {
         let mut cache = Spec::new("hot", "memcached-cache");
-        cache.deadline_us = onpath::library::DEADLINE_US_MAX;
+        cache.deadline_us = onpath::spec::DEADLINE_US_MAX;
         cache.params = [("grace_ms", grace_ms), ("sample", 0), ("absent_ms", 60_000)]
             .map(|(k, v)| (k.into(), v.into()))
             .to_vec();

@@ -94,7 +94,7 @@ fn server(upstream: SocketAddr, workers: usize) -> server::Server {
     service.functions = vec![Spec::new("first", "passthrough"), Spec::new("limits", "threshold")];
     for spec in &mut service.functions {
         // The machine is busy.
-        spec.deadline_us = onpath::library::DEADLINE_US_MAX;
+        spec.deadline_us = onpath::spec::DEADLINE_US_MAX;
     }
     let mut topology = Topology { accelerators: Vec::new(), ..topology(vec![service]) };
     topology.engine.workers = workers;

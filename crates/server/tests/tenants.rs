@@ -46,7 +46,7 @@ fn wasm() -> Vec<u8> {
 
 fn spec(name: &str, function: &str) -> Spec {
     let mut spec = Spec::new(name, function);
-    spec.deadline_us = onpath::library::DEADLINE_US_MAX;
+    spec.deadline_us = onpath::spec::DEADLINE_US_MAX;
     spec
 }
 

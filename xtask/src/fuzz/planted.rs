@@ -33,7 +33,7 @@ const PLANTS: &[Plant] = &[
     Plant {
         target: "coap",
         bug: "the token of a CoAP message may be cut off",
-        file: "crates/onpath/src/builtin/coap_auth/message.rs",
+        file: "crates/builtins/src/coap_auth/message.rs",
         right: "rest.split_at_checked(token_bytes)?",
         wrong: "rest.split_at(token_bytes)",
     },
@@ -103,7 +103,7 @@ const PLANTS: &[Plant] = &[
     Plant {
         target: "memcached_cache",
         bug: "a hit ends without its last byte",
-        file: "crates/onpath/src/builtin/memcached_cache/answer.rs",
+        file: "crates/builtins/src/memcached_cache/answer.rs",
         right: "out.extend_from_slice(END);",
         wrong: "out.extend_from_slice(b\"END\\r\\0\");",
     },

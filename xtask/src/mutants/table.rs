@@ -7,7 +7,7 @@ const SEEDS: &str = "crates/sim/tests/seeds.rs::it_does_not_matter_which_thread_
 const LINKS: &str = "crates/sim/tests/scenes/links.rs::links_break_and_accelerators_come_back";
 
 const HISTORY: &str =
-    "crates/onpath/tests/functions/cache_history.rs::nothing_that_was_overwritten_is_served";
+    "crates/builtins/tests/functions/cache_history.rs::nothing_that_was_overwritten_is_served";
 
 /// All mutants.
 pub(super) const MUTANTS: &[Mutant] = &[
@@ -85,38 +85,38 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "believe_signature",
         "the signature of a token is not looked at",
         &[
-            "crates/onpath/tests/functions/coap_auth.rs::requests_pass_with_a_token_only_and_each_reason_is_counted",
+            "crates/builtins/tests/functions/coap_auth.rs::requests_pass_with_a_token_only_and_each_reason_is_counted",
         ],
     ),
     mutant(
         "ignore_window",
         "a token that was issued too long ago is accepted",
-        &["crates/onpath/tests/functions/coap_auth.rs::times_are_checked_at_their_limits"],
+        &["crates/builtins/tests/functions/coap_auth.rs::times_are_checked_at_their_limits"],
     ),
     mutant(
         "forget_used_token",
         "a token that was used is forgotten",
-        &["crates/onpath/tests/functions/coap_auth.rs::a_token_is_used_once_if_that_is_asked_for"],
+        &["crates/builtins/tests/functions/coap_auth.rs::a_token_is_used_once_if_that_is_asked_for"],
     ),
     // Sketches.
     mutant(
         "floor_too_high",
         "words whose rank is just above the least register are left out",
         &[
-            "crates/onpath/tests/functions/sketch.rs::all_instructions_do_the_same_with_high_registers",
+            "crates/builtins/tests/functions/sketch.rs::all_instructions_do_the_same_with_high_registers",
         ],
     ),
     mutant(
         "merge_by_sum",
         "registers of HyperLogLog are merged by their sum",
         &[
-            "crates/onpath/tests/functions/sketch.rs::the_merge_of_two_sketches_is_that_of_their_union",
+            "crates/builtins/tests/functions/sketch.rs::the_merge_of_two_sketches_is_that_of_their_union",
         ],
     ),
     mutant(
         "merge_last_state",
         "of the states of several workers only the last one is read",
-        &["crates/onpath/tests/functions/builtins.rs::the_function_counts_a_range_and_merges"],
+        &["crates/builtins/tests/functions/builtins.rs::the_function_counts_a_range_and_merges"],
     ),
     mutant(
         "split_single_state",
@@ -129,12 +129,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "limit_each_worker",
         "each worker has buckets of its own",
-        &["crates/onpath/tests/functions/builtins.rs::a_rate_is_that_of_all_workers_together"],
+        &["crates/builtins/tests/functions/builtins.rs::a_rate_is_that_of_all_workers_together"],
     ),
     mutant(
         "limit_each_address",
         "a host of IPv6 has a rate for each of its addresses",
-        &["crates/onpath/tests/functions/builtins.rs::each_client_has_the_rate"],
+        &["crates/builtins/tests/functions/builtins.rs::each_client_has_the_rate"],
     ),
     // Commands of memcached.
     mutant(
@@ -226,14 +226,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "cache_datagrams_take_all",
         "datagrams may have all tickets",
         &[
-            "crates/onpath/tests/functions/cache.rs::datagrams_without_answers_take_no_tickets_from_connections",
+            "crates/builtins/tests/functions/cache.rs::datagrams_without_answers_take_no_tickets_from_connections",
         ],
     ),
     mutant(
         "cache_missed_grace",
         "a write of a connection that lives ends after the grace period",
         &[
-            "crates/onpath/tests/functions/cache.rs::a_write_of_a_live_connection_is_pending_after_a_restart",
+            "crates/builtins/tests/functions/cache.rs::a_write_of_a_live_connection_is_pending_after_a_restart",
         ],
     ),
     mutant("cache_ignore_ttl", "a value is kept for longer than the server does", &[HISTORY]),
@@ -248,14 +248,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "cache_serve_unattached",
         "values are served though a worker does not see its messages",
         &[
-            "crates/onpath/tests/functions/cache.rs::nothing_is_served_while_a_worker_does_not_see_its_messages",
+            "crates/builtins/tests/functions/cache.rs::nothing_is_served_while_a_worker_does_not_see_its_messages",
         ],
     ),
     mutant(
         "cache_many_unchecked",
         "of several keys one is served that was written since",
         &[
-            "crates/onpath/tests/functions/cache.rs::several_keys_are_answered_if_all_are_known",
+            "crates/builtins/tests/functions/cache.rs::several_keys_are_answered_if_all_are_known",
             HISTORY,
         ],
     ),
@@ -269,35 +269,35 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "cache_mix_answers",
         "an answer of several datagrams is delivered though its identifier was used again",
         &[
-            "crates/onpath/tests/functions/cache_tickets.rs::an_answer_of_several_datagrams_whose_identifier_was_used_again_is_not_delivered",
+            "crates/builtins/tests/functions/cache_tickets.rs::an_answer_of_several_datagrams_whose_identifier_was_used_again_is_not_delivered",
         ],
     ),
     mutant(
         "cache_write_again",
         "a write that waits and is shown again has several tickets",
         &[
-            "crates/onpath/tests/functions/cache_tickets.rs::a_message_that_waits_and_is_shown_again_has_one_ticket",
+            "crates/builtins/tests/functions/cache_tickets.rs::a_message_that_waits_and_is_shown_again_has_one_ticket",
         ],
     ),
     mutant(
         "cache_ask_again",
         "a read that waits and is shown again has several tickets",
         &[
-            "crates/onpath/tests/functions/cache_tickets.rs::a_message_that_waits_and_is_shown_again_has_one_ticket",
+            "crates/builtins/tests/functions/cache_tickets.rs::a_message_that_waits_and_is_shown_again_has_one_ticket",
         ],
     ),
     mutant(
         "cache_fill_dropped",
         "a value is kept that another function has dropped",
         &[
-            "crates/onpath/tests/functions/cache_tickets.rs::what_another_function_has_dropped_is_not_kept",
+            "crates/builtins/tests/functions/cache_tickets.rs::what_another_function_has_dropped_is_not_kept",
         ],
     ),
     mutant(
         "cache_restart_grace",
         "the grace period of a lost write begins again when its connection ends",
         &[
-            "crates/onpath/tests/functions/cache_tickets.rs::the_grace_period_of_a_lost_write_begins_once",
+            "crates/builtins/tests/functions/cache_tickets.rs::the_grace_period_of_a_lost_write_begins_once",
         ],
     ),
     // Tokens.
@@ -639,14 +639,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "late_without_end",
         "a function may exceed its deadline again and again",
         &[
-            "crates/onpath/tests/functions/chain.rs::a_message_with_which_a_function_does_not_end_costs_others_a_deadline_a_second",
+            "crates/builtins/tests/functions/chain.rs::a_message_with_which_a_function_does_not_end_costs_others_a_deadline_a_second",
         ],
     ),
     mutant(
         "share_without_limit",
         "a user's function that takes too much of a worker is not suspended",
         &[
-            "crates/onpath/tests/functions/chain.rs::a_function_over_its_share_is_suspended_with_a_reason",
+            "crates/builtins/tests/functions/chain.rs::a_function_over_its_share_is_suspended_with_a_reason",
         ],
     ),
     mutant(

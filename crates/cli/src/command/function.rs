@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
+use builtins::file_param;
 use onpath::dictionary::{KIB_MAX, KIB_MIN};
-use onpath::library::{DEADLINE_US, DEADLINE_US_MAX, DICTIONARY_KIB, MEMORY_MIB, MEMORY_MIB_MAX};
+use onpath::spec::{DEADLINE_US, DEADLINE_US_MAX, DICTIONARY_KIB, MEMORY_MIB, MEMORY_MIB_MAX};
 use onpath::{OnFailure, Param, Spec};
 use serde_json::{Map, Value as Json, json};
 use server::control::client::FunctionClient;
@@ -469,7 +470,7 @@ impl Made {
     fn spec(&self, name: &str, function: &str) -> Result<Spec, Failure> {
         let mut spec = Spec::new(name, function);
         spec.params.clone_from(&self.params);
-        let file = spec.file_param();
+        let file = file_param(&spec);
         if Path::new(function).is_dir() {
             let (module, _) = sdk::module_of(Path::new(function)).map_err(Failure::Run)?;
             spec.function = module.to_string_lossy().into_owned();

@@ -70,7 +70,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     service.framing = Framing::Memcached;
     let mut spec = Spec::new("hot", "memcached-cache");
     // The client, and other programs, may interrupt the worker.
-    spec.deadline_us = onpath::library::DEADLINE_US_MAX;
+    spec.deadline_us = onpath::spec::DEADLINE_US_MAX;
     service.functions = vec![spec];
     let (server, _, cached) = stage.serve(service)?;
     let bar = stage.progress("reading and writing values", 4);

@@ -178,7 +178,7 @@ fn service(stage: &Stage<'_>, memcached: &Memcached, keys: &KeyFile) -> Service 
     // The machine may be busy; a demo needs no tight limits.
     backend.timeout_ms = 10_000;
     let mut cache = Spec::new("hot", "memcached-cache");
-    cache.deadline_us = onpath::library::DEADLINE_US_MAX;
+    cache.deadline_us = onpath::spec::DEADLINE_US_MAX;
     cache.params = vec![("grace_ms".into(), 20.into())];
     backend.functions = vec![cache];
     service.backends = vec![backend];

@@ -29,7 +29,7 @@ impl KeyFile {
     pub(super) fn function(&self, params: &[(&str, &str)]) -> Spec {
         let mut spec = Spec::new("auth", "coap-auth");
         // The client, and other programs, may interrupt the worker.
-        spec.deadline_us = onpath::library::DEADLINE_US_MAX;
+        spec.deadline_us = onpath::spec::DEADLINE_US_MAX;
         spec.params = vec![("keys".into(), Param::Text(self.0.to_string_lossy().into_owned()))];
         spec.params.extend(params.iter().map(|(name, value)| ((*name).into(), (*value).into())));
         spec

@@ -107,7 +107,7 @@ fn threshold(function: &str, high: u64) -> Spec {
     let mut spec = Spec::new("limits", function);
     spec.params = vec![("offset".into(), 0.into()), ("high".into(), high.into())];
     // The client, and other programs, may interrupt the worker.
-    spec.deadline_us = onpath::library::DEADLINE_US_MAX;
+    spec.deadline_us = onpath::spec::DEADLINE_US_MAX;
     spec
 }
 

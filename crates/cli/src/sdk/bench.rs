@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use builtins::Code;
 use onpath::{
-    Chain, Code, Counters, Direction, Link, Messages, OnFailure, Policy, Sizes, Snapshot, Spec,
+    Chain, Counters, Direction, Link, Messages, OnFailure, Policy, Sizes, Snapshot, Spec,
 };
 
 /// What was measured.

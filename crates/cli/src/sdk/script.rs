@@ -10,7 +10,8 @@
 
 use std::fmt::Write as _;
 
-use onpath::{Code, Direction, Function, MESSAGES_MAX, Merge, Messages, Outcome, Sizes, Spec};
+use builtins::Code;
+use onpath::{Direction, Function, MESSAGES_MAX, Merge, Messages, Outcome, Sizes, Spec};
 
 /// What becomes of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -100,7 +100,7 @@ impl Default for EngineSettings {
             cores: Vec::new(),
             polling: Polling::Adaptive,
             drain_ms: 3000,
-            functions: onpath::library::DIRECTORY.into(),
+            functions: onpath::spec::DIRECTORY.into(),
             function_keys: Vec::new(),
             unsigned_functions: false,
             user_deadline_us: 1000,

@@ -8,7 +8,7 @@ use super::*;
     dead_code,
     reason = "what prepares a batch, and the choice of a slot, have no part in the order"
 )]
-#[path = "../../../onpath/src/builtin/memcached_cache/epochs.rs"]
+#[path = "../../../builtins/src/memcached_cache/epochs.rs"]
 mod table;
 
 use table::{Epochs, Scope, Words};

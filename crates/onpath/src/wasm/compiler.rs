@@ -23,8 +23,8 @@ use sys::PrivateFile;
 use sys::process::{child_has_ended, confine, confine_memory, kill_group, signal_name, tie};
 use sys::readiness::wait_readable;
 
-use crate::library::MODULE_BYTES_MAX;
 use crate::module_limits;
+use crate::spec::MODULE_BYTES_MAX;
 
 /// The name of the program.
 pub const PROGRAM: &str = "serval-compile";

@@ -5,8 +5,8 @@
 
 use toml::{Table, Value};
 
-use crate::library::is_name;
 use crate::module_limits::{HEADER, Section, read_number, sections};
+use crate::spec::is_name;
 use crate::state::{Key, StateKind};
 
 /// The custom section that holds it.

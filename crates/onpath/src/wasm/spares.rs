@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
-use super::instance::{Running, START_TICKS, Start};
+use super::running::{Running, START_TICKS, Start};
 use crate::function::Failure;
-use crate::library::INSTANCES;
+use crate::spec::INSTANCES;
 
 /// Spares of an instance: one for the other messages of a batch that failed, and one for those behind the message that made it fail.
 const SPARES: usize = INSTANCES - 1;

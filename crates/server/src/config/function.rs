@@ -2,9 +2,11 @@
 
 use std::path::Path;
 
+use builtins::{BUILTINS, Builtin, builtin, file_of, read_module};
+use builtins::{Code, LibraryError};
 use engine::topology::EngineSettings;
-use onpath::library::{BUILTINS, Builtin, FUNCTIONS_MAX, Pin, builtin, is_name, read_module};
-use onpath::{Code, LibraryError, OnFailure, Param, Sizes, Spec};
+use onpath::spec::{FUNCTIONS_MAX, Pin, is_name};
+use onpath::{OnFailure, Param, Sizes, Spec};
 use sys::private_file::open_regular;
 
 use super::diagnostic::Problem;
@@ -263,7 +265,7 @@ fn check(
     sizes: Sizes,
     (engine, hands_over): (&EngineSettings, bool),
 ) {
-    let file = spec.file();
+    let file = file_of(spec);
     if (file.is_some() || spec.pin().is_some()) && report.inspect.is_none() {
         return;
     }

@@ -18,7 +18,7 @@ use engine::topology::{
 use mqueue::abi::{DEPTH_MAX, MESSAGE_BYTES_MAX, SOCKETS_MAX};
 use onpath::Spec;
 use onpath::dictionary::{KIB_MAX, KIB_MIN};
-use onpath::library::{DEADLINE_US_MAX, MEMORY_MIB_MAX};
+use onpath::spec::{DEADLINE_US_MAX, MEMORY_MIB_MAX};
 use runtime::kinds::KINDS;
 use transfer::ServiceLimits;
 

@@ -1,9 +1,9 @@
 //! `peer_address`: kernels that see where requests come from.
 
+use builtins::PEER_BYTES;
 use engine::topology::{Dispatch, Replies, Service};
 use onpath::Spec;
-use onpath::builtin::PEER_BYTES;
-use onpath::library::FUNCTIONS_MAX;
+use onpath::spec::FUNCTIONS_MAX;
 
 use super::diagnostic::Problem;
 use super::kernel::Builtin;

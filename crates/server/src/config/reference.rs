@@ -221,7 +221,7 @@ fn kernels() -> String {
 /// The built-in functions.
 fn functions() -> String {
     let mut out = String::from("| function | what it does | params (default) |\n|---|---|---|\n");
-    for function in onpath::library::BUILTINS {
+    for function in builtins::BUILTINS {
         let settings = function.settings.iter().chain(function.texts).chain(&function.file);
         let settings: Vec<_> = settings.map(|(n, what)| format!("`{n}`: {what}")).collect();
         let (name, summary) = (function.name, cell(function.summary));

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use onpath::Spec;
-use onpath::library::MODULE_BYTES_MAX;
+use onpath::spec::MODULE_BYTES_MAX;
 use runtime::custom_ring::CustomRing;
 use serde_json::Value as Json;
 use sys::local::LocalSocket;

@@ -1,6 +1,7 @@
 //! The protocol of the control socket: requests as the engine reads them, answers as `serval reload` reads them.
 //! Neither side trusts the other.
 
+use builtins::file_of;
 use onpath::{OnFailure, Param, Spec};
 use serde_json::{Map, Value as Json, json};
 
@@ -271,7 +272,7 @@ impl FunctionRequest {
 
     /// The path of the file whose content goes with the request, if it needs one.
     pub fn file(&self) -> Option<String> {
-        let file = |spec: &Spec| spec.file().map(|path| path.into_owned());
+        let file = |spec: &Spec| file_of(spec).map(|path| path.into_owned());
         match self {
             Self::Create { spec, .. } | Self::Attach { spec, .. } => file(spec),
             Self::Replace(_, Replacement { function: Some(function), params, .. }) => {
@@ -389,7 +390,7 @@ fn replacement_json(request: &mut Json, by: &Replacement) {
 
 fn parse_spec(request: &Json) -> Result<Spec, String> {
     use onpath::dictionary::{KIB_MAX, KIB_MIN};
-    use onpath::library::{
+    use onpath::spec::{
         DEADLINE_US, DEADLINE_US_MAX, DICTIONARY_KIB, MEMORY_MIB, MEMORY_MIB_MAX, is_name,
     };
     let mut spec = Spec::new(
@@ -419,7 +420,7 @@ fn parse_spec(request: &Json) -> Result<Spec, String> {
         }
         Some(_) => return Err("\"params\" is no object of at most 64 parameters".to_owned()),
     }
-    if spec.file().is_some_and(|file| !file.starts_with('/')) {
+    if file_of(&spec).is_some_and(|file| !file.starts_with('/')) {
         return Err("the path of a file must be absolute".to_owned());
     }
     spec.on_failure = match request.get("on_failure").map(Json::as_str) {

@@ -298,7 +298,7 @@ fn may_ask(caller: Caller, request: &Request) -> bool {
 /// The content of a function's file that came with a request: at most one sealed memory file.
 fn content(files: Vec<OwnedFd>) -> Result<Option<Vec<u8>>, String> {
     let Some(file) = files.into_iter().next() else { return Ok(None) };
-    let received = PrivateFile::received(file, onpath::library::MODULE_BYTES_MAX);
+    let received = PrivateFile::received(file, onpath::spec::MODULE_BYTES_MAX);
     let received =
         received.map_err(|error| format!("the content of the file cannot be used: {error}"))?;
     Ok(Some(received.bytes().to_vec()))

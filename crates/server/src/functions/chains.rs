@@ -8,11 +8,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc;
 
+use builtins::Code;
+use builtins::{file_of, read_module};
 use engine::metrics::FunctionMetrics;
 use engine::topology::{Service, Tenant};
 use engine::{ChainPlace, ChainReply, ChainRequest, ControlMessage};
-use onpath::library::{FUNCTIONS_MAX, read_module};
-use onpath::{Arranged, Code, Link, Merge, OnFailure, Policy, Register, Sizes, Spec};
+use onpath::spec::FUNCTIONS_MAX;
+use onpath::{Arranged, Link, Merge, OnFailure, Policy, Register, Sizes, Spec};
 use sys::private_file::open_regular;
 
 use super::objects::{Functions, Object, Origin};
@@ -105,7 +107,7 @@ impl Functions {
         if let Some(pin) = spec.pin() {
             return Ok(Directory::of(&engine.topology.engine).open(&pin)?);
         }
-        let Some(file) = spec.file() else { return Ok(Vec::new()) };
+        let Some(file) = file_of(spec) else { return Ok(Vec::new()) };
         let file = PathBuf::from(&*file);
         let read = || -> Result<Vec<u8>, String> {
             let (opened, _) = open_regular(&file).map_err(|error| error.to_string())?;

@@ -3,7 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use onpath::{Code, LibraryError, Spec};
+use builtins::{Code, LibraryError};
+use onpath::Spec;
 
 /// For whom a module is compiled.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use onpath::library::{FUNCTIONS_MAX, NAME_BYTES_MAX};
-use onpath::{CommandError, LibraryError, TRACED_MAX};
+use builtins::LibraryError;
+use onpath::spec::{FUNCTIONS_MAX, NAME_BYTES_MAX};
+use onpath::{CommandError, TRACED_MAX};
 
 use super::{CREATED_MAX, CREATED_PER_USER_MAX};
 use crate::base::error::Stuck;

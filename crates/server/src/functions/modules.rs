@@ -6,9 +6,10 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use builtins::{Code, LibraryError, file_of};
 use engine::topology::{DEFAULT_TENANT, Service, Topology};
-use onpath::library::Pin;
-use onpath::{Code, LibraryError, Spec};
+use onpath::Spec;
+use onpath::spec::Pin;
 
 use super::compiled::{Beneficiary, CompiledModule, Uncompiled};
 use super::objects::{Functions, Object};
@@ -135,8 +136,8 @@ impl Functions {
         content: Option<&[u8]>,
     ) -> Option<Arc<[u8]>> {
         match content {
-            Some(content) if spec.file().is_some() => Some(content.into()),
-            _ if spec.file().is_none() || caller.is_operator() => {
+            Some(content) if file_of(spec).is_some() => Some(content.into()),
+            _ if file_of(spec).is_none() || caller.is_operator() => {
                 self.content_of_file(engine, spec).ok().map(Arc::from)
             }
             _ => None,

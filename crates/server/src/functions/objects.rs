@@ -9,9 +9,9 @@ use super::AttachedFunction;
 use super::compiled::CompiledModule;
 use super::ring::ApplicationRing;
 use crate::base::caller::Caller;
+use builtins::builtin;
 use engine::ChainPlace;
 use onpath::dictionary::Dictionary;
-use onpath::library::builtin;
 use onpath::{Param, Spec};
 
 /// Where a function comes from.

@@ -1,7 +1,8 @@
 //! What functions and rings of a tenant may use, and what of its users ends with their right to it.
 
+use builtins::{Code, memory_on};
 use engine::topology::{Service, Tenant};
-use onpath::{Code, Spec};
+use onpath::Spec;
 
 use super::objects::{Functions, Object, Origin, Refused};
 use super::{AttachedFunction, FunctionError, Target};
@@ -44,7 +45,7 @@ impl Functions {
         let attached = attached.filter(|function| function.object.id != except);
         let workers = engine.fabric.workers();
         let used = attached.map(|AttachedFunction { object, code, .. }| {
-            object.in_force().memory_on(workers) + code.code_bytes() + ring(object)
+            memory_on(&object.in_force(), workers) + code.code_bytes() + ring(object)
         });
         let of_users = self.detached.iter().filter(|object| {
             object.id != except && user_of(object).is_some_and(|user| tenant.users.contains(&user))
@@ -78,7 +79,7 @@ impl Functions {
             return Ok(());
         };
         let ring = object.ring.as_ref().map_or(0, |ring| ring.bytes());
-        let more = spec.memory_on(engine.fabric.workers()) + code.code_bytes() + ring;
+        let more = memory_on(&spec, engine.fabric.workers()) + code.code_bytes() + ring;
         let mib = (self.memory_of(engine, tenant, object.id) + more).div_ceil(1 << 20);
         if more == 0 || mib <= tenant.memory_mib {
             return Ok(());

@@ -52,7 +52,7 @@ pub(crate) fn topology_on(placement: CpuPlacement, mut services: Vec<Service>) -
     let kind = AcceleratorKind::Cpu { placement, stack_kib: STACK_KIB };
     // The machine may be busy: a user's function may take as long as one of the operator.
     let engine = EngineSettings {
-        user_deadline_us: onpath::library::DEADLINE_US_MAX,
+        user_deadline_us: onpath::spec::DEADLINE_US_MAX,
         user_function_percent: 100,
         ..EngineSettings::default()
     };

@@ -10,7 +10,7 @@ use engine::{ChainReply, ChainRequest, ShmClient, ShmPeer};
 use mqueue::abi::kind;
 use mqueue::memory::Ordering as Order;
 use mqueue::{Head, HeapMapping, MappedMemory, Memory, Region};
-use onpath::builtin::{Deliver, Threshold};
+use builtins::{Deliver, Threshold};
 use onpath::{
     Arranged, Command, Counters, Direction, Failure, Function, Link, Messages, OnFailure, Policy,
     Reading, RequestId, SharedSink, Sink,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::scene::{MS, Scene, Script, request, script};
 use engine::{ChainReply, ChainRequest};
-use onpath::builtin::{Passthrough, Threshold};
+use builtins::{Passthrough, Threshold};
 use onpath::{Command, Direction, Failure, Function, Messages, Notice, OnFailure, RequestId};
 use sim::backend::BackendBehaviour;
 use sim::net::{Faults, Reachability};

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::scene::{Caller, MS, Scene, Script, TCP, script};
 use engine::{ChainReply, ChainRequest};
-use onpath::builtin::{CountMinFunction, HyperLogLogFunction};
+use builtins::{CountMinFunction, HyperLogLogFunction};
 use onpath::{Command, Direction, Failure, Function, Messages, OnFailure};
 use sim::ConnId;
 use sim::client_address;

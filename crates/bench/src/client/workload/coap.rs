@@ -88,7 +88,7 @@ impl Workload for Coap {
 
 #[cfg(test)]
 mod tests {
-    use onpath::builtin::coap_auth::{Keys, Message, Refused, Times, token_of, value_of, verify};
+    use builtins::coap_auth::{Keys, Message, Refused, Times, token_of, value_of, verify};
 
     use super::super::tests::identity_survives;
     use super::*;

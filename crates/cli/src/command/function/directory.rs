@@ -3,8 +3,9 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
+use builtins::read_module;
 use clap::Args;
-use onpath::library::{Pin, read_module};
+use onpath::spec::Pin;
 use serde_json::json;
 use server::directory::{Directory, DirectoryError, PublicKey, Signature, SigningKey, read_text};
 
@@ -61,7 +62,7 @@ pub(crate) struct Sign {
 #[derive(Args, Debug)]
 struct Of {
     /// The directory of functions
-    #[arg(long, value_name = "DIR", default_value = onpath::library::DIRECTORY)]
+    #[arg(long, value_name = "DIR", default_value = onpath::spec::DIRECTORY)]
     directory: PathBuf,
 
     /// A key whose signatures are trusted; may be repeated

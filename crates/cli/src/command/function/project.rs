@@ -5,8 +5,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use builtins::builtin;
 use clap::Args;
-use onpath::library::{DEADLINE_US_MAX, MEMORY_MIB, MEMORY_MIB_MAX, builtin};
+use onpath::spec::{DEADLINE_US_MAX, MEMORY_MIB, MEMORY_MIB_MAX};
 use onpath::{Direction, MESSAGES_MAX, Param, Spec};
 use serde_json::json;
 

@@ -86,26 +86,6 @@ impl Topology {
                     ),
                 );
             }
-            let regions = self.region_bytes_of(&tenant.name).div_ceil(1 << 20);
-            let functions = self.function_bytes_of(&tenant.name).div_ceil(1 << 20);
-            if tenant.memory_mib > 0 && regions + functions > tenant.memory_mib {
-                let most = tenant.memory_mib;
-                let (needed, fewer) = match functions {
-                    0 => (format!("regions of its services need {regions} MiB"), ""),
-                    _ => (
-                        format!(
-                            "regions of its services need {regions} MiB and functions {functions} MiB"
-                        ),
-                        "give functions less memory, ",
-                    ),
-                };
-                wrong(
-                    "memory_mib",
-                    format!(
-                        "is {most}, but {needed}: {fewer}use fewer mqueues or slots, or raise it"
-                    ),
-                );
-            }
         }
         problems
     }

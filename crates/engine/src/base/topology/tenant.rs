@@ -69,16 +69,6 @@ impl Topology {
         let own = self.services.iter().filter(|service| service.tenant == tenant);
         own.map(|service| self.region_bytes(service)).sum()
     }
-
-    /// What the functions of the configuration on the paths of a tenant's services may use, in bytes.
-    pub(super) fn function_bytes_of(&self, tenant: &str) -> u64 {
-        let own = self.services.iter().filter(|service| service.tenant == tenant);
-        let specs = own.flat_map(|service| {
-            let of_backends = service.backends.iter().flat_map(|backend| &backend.functions);
-            service.functions.iter().chain(of_backends)
-        });
-        specs.map(|spec| spec.memory_on(self.engine.workers)).sum()
-    }
 }
 
 impl Tenant {
