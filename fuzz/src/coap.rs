@@ -1,8 +1,8 @@
 //! What the function `coap-auth` parses: whatever a datagram is, and whatever is in a token that the holder of a key has signed, it is refused or
 //! understood without a panic, and nothing passes that has no valid signature.
 
-use hmac::{Hmac, Mac};
 use builtins::coap_auth::{Keys, Message, Refused, Times, token_of, verify};
+use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
 /// 32 zero bytes.

@@ -7,9 +7,9 @@
 use std::io::{self, Read, Write};
 use std::process::ExitCode;
 
-use onpath::spec::MODULE_BYTES_MAX;
 use onpath::module_limits;
 use onpath::module_settings::{BUILD, settings};
+use onpath::spec::MODULE_BYTES_MAX;
 
 const HELP: &str = "\
 Compiles a WebAssembly module for Serval.

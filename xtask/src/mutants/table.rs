@@ -96,7 +96,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "forget_used_token",
         "a token that was used is forgotten",
-        &["crates/builtins/tests/functions/coap_auth.rs::a_token_is_used_once_if_that_is_asked_for"],
+        &[
+            "crates/builtins/tests/functions/coap_auth.rs::a_token_is_used_once_if_that_is_asked_for",
+        ],
     ),
     // Sketches.
     mutant(

@@ -7,8 +7,8 @@ mod project;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::{Args, Subcommand, ValueEnum};
 use builtins::file_param;
+use clap::{Args, Subcommand, ValueEnum};
 use onpath::dictionary::{KIB_MAX, KIB_MIN};
 use onpath::spec::{DEADLINE_US, DEADLINE_US_MAX, DICTIONARY_KIB, MEMORY_MIB, MEMORY_MIB_MAX};
 use onpath::{OnFailure, Param, Spec};

@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::scene::{Scene, request, script};
+use builtins::{Deliver, Threshold};
 use engine::metrics::ServiceMetrics;
 use engine::topology::{Dispatch, Replies, Tenant};
 use engine::{ChainReply, ChainRequest, ShmClient, ShmPeer};
 use mqueue::abi::kind;
 use mqueue::memory::Ordering as Order;
 use mqueue::{Head, HeapMapping, MappedMemory, Memory, Region};
-use builtins::{Deliver, Threshold};
 use onpath::{
     Arranged, Command, Counters, Direction, Failure, Function, Link, Messages, OnFailure, Policy,
     Reading, RequestId, SharedSink, Sink,

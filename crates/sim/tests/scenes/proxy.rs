@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 use crate::scene::{MS, Scene, Script, request, script};
-use engine::{ChainReply, ChainRequest};
 use builtins::{Passthrough, Threshold};
+use engine::{ChainReply, ChainRequest};
 use onpath::{Command, Direction, Failure, Function, Messages, Notice, OnFailure, RequestId};
 use sim::backend::BackendBehaviour;
 use sim::net::{Faults, Reachability};

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use crate::scene::{Caller, MS, Scene, Script, TCP, script};
-use engine::{ChainReply, ChainRequest};
 use builtins::{CountMinFunction, HyperLogLogFunction};
+use engine::{ChainReply, ChainRequest};
 use onpath::{Command, Direction, Failure, Function, Messages, OnFailure};
 use sim::ConnId;
 use sim::client_address;
