@@ -93,13 +93,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "a token that was issued too long ago is accepted",
         &["crates/builtins/tests/functions/coap_auth.rs::times_are_checked_at_their_limits"],
     ),
-    mutant(
-        "forget_used_token",
-        "a token that was used is forgotten",
-        &[
-            "crates/builtins/tests/functions/coap_auth.rs::a_token_is_used_once_if_that_is_asked_for",
-        ],
-    ),
     // Sketches.
     mutant(
         "floor_too_high",

@@ -383,4 +383,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "crates/server/src/functions/objects.rs::ids_are_random_and_never_repeat_also_after_a_restart",
         ],
     ),
+    mutant(
+        "forget_used_token",
+        "a token that was used is forgotten",
+        &[
+            "crates/builtins/tests/functions/coap_auth.rs::a_token_is_used_once_if_that_is_asked_for",
+        ],
+    ),
 ];
