@@ -1,9 +1,9 @@
 //! Transfers that kernels ask for: they are done by the threads of a transfer engine, never by a worker.
 //!
-//! A worker passes a checked order on and goes on: a thread of this module, the *courier*, makes a command of it and submits it, because
-//! a submission takes locks and calls the host kernel. Each peer to which transfers connect has a courier of its own, so one that does not
+//! A worker passes a checked order on and goes on: a thread of this module, the *submitter*, makes a command of it and submits it, because
+//! a submission takes locks and calls the host kernel. Each peer to which transfers connect has a submitter of its own, so one that does not
 //! answer delays no other transfer. The engine's threads put the result into a queue of the block, which its worker looks at. Both queues
-//! are bounded and have room for all that can be in flight. Handing over an order wakes a courier that sleeps: for that the worker takes the
+//! are bounded and have room for all that can be in flight. Handing over an order wakes a submitter that sleeps: for that the worker takes the
 //! lock of the queue's waiters, which is held for no longer than that, and calls the host kernel once.
 //!
 //! When a block ends, its [`Executor`] is dropped, and what it had in flight is cancelled.
@@ -33,7 +33,7 @@ pub(crate) use self::files::read_key;
 use self::files::{OpenFile, OpenFiles, PeerError};
 use crate::base::error::ServerError;
 
-/// Most orders that wait for a courier; further ones are answered as `EXHAUSTED`.
+/// Most orders that wait for a submitter; further ones are answered as `EXHAUSTED`.
 const ORDERS_MAX: usize = 4096;
 
 /// The engine that does transfers of kernels: started when the first service asks for it.
@@ -84,28 +84,28 @@ impl Transfers {
 /// The transfers of one version of a service.
 pub(crate) struct ServiceTransfers {
     files: Arc<OpenFiles>,
-    /// By courier: the first one has those without a peer, the others those of one peer each.
-    couriers: Vec<SyncSender<Message>>,
+    /// By submitter: the first one has those without a peer, the others those of one peer each.
+    submitters: Vec<SyncSender<Message>>,
     backends: Vec<Backend>,
 }
 
 impl ServiceTransfers {
-    /// Opens the files of a service and starts its couriers.
+    /// Opens the files of a service and starts its submitters.
     pub(crate) fn start(service: &Service, engine: &Arc<Engine>) -> Result<Arc<Self>, ServerError> {
         let files = OpenFiles::open(&service.files);
         let files =
             files.map_err(|why| ServerError::File { service: service.name.clone(), why })?;
-        let mut couriers = Vec::new();
+        let mut submitters = Vec::new();
         for _ in 0..=files.peers() {
             let (sender, orders) = sync_channel(ORDERS_MAX);
             let (engine, tenant) = (engine.clone(), service.tenant.clone());
             let builder = std::thread::Builder::new().name("serval-orders".into());
             let started = builder.spawn(move || carry(&engine, &tenant, &orders));
             started.map_err(ServerError::no_thread("orders"))?;
-            couriers.push(sender);
+            submitters.push(sender);
         }
         let (files, backends) = (Arc::new(files), service.backends.clone());
-        Ok(Arc::new(Self { files, couriers, backends }))
+        Ok(Arc::new(Self { files, submitters, backends }))
     }
 
     /// Gives each client mqueue that is for transfers its executor.
@@ -125,13 +125,13 @@ impl ServiceTransfers {
                 is_gone: AtomicBool::new(false),
                 in_flight: Mutex::default(),
             });
-            let couriers = self.couriers.clone();
-            ends.transfers = Some(Box::new(Executor { block, couriers, done }));
+            let submitters = self.submitters.clone();
+            ends.transfers = Some(Box::new(Executor { block, submitters, done }));
         }
     }
 }
 
-/// What goes to a courier.
+/// What goes to a submitter.
 enum Message {
     Start(Arc<BlockTransfers>, Start),
     /// The block is gone.
@@ -164,16 +164,16 @@ struct BlockTransfers {
 /// The worker's side.
 struct Executor {
     block: Arc<BlockTransfers>,
-    couriers: Vec<SyncSender<Message>>,
+    submitters: Vec<SyncSender<Message>>,
     done: Receiver<(u64, TransferDone)>,
 }
 
 impl transfers::Transfers for Executor {
     fn start(&mut self, number: u64, order: &TransferOrder, socket: Option<LentStream>) -> bool {
-        let courier = self.block.files.courier(order);
+        let submitter = self.block.files.submitter(order);
         let start = Start { number, order: *order, socket, asked: Instant::now() };
         let message = Message::Start(self.block.clone(), start);
-        self.couriers[courier].try_send(message).is_ok()
+        self.submitters[submitter].try_send(message).is_ok()
     }
 
     fn next(&mut self) -> Option<(u64, TransferDone)> {
@@ -184,14 +184,14 @@ impl transfers::Transfers for Executor {
 impl Drop for Executor {
     fn drop(&mut self) {
         self.block.is_gone.store(true, Ordering::Release);
-        for courier in &self.couriers {
-            // A courier whose queue is full takes the orders of this block, and sees that it is gone; those in flight end by their limits.
-            let _ = courier.try_send(Message::Cancel(self.block.clone()));
+        for submitter in &self.submitters {
+            // A submitter whose queue is full takes the orders of this block, and sees that it is gone; those in flight end by their limits.
+            let _ = submitter.try_send(Message::Cancel(self.block.clone()));
         }
     }
 }
 
-/// The loop of a courier. It ends when the service and its blocks are gone.
+/// The loop of a submitter. It ends when the service and its blocks are gone.
 fn carry(engine: &Engine, tenant: &str, orders: &Receiver<Message>) {
     while let Ok(message) = orders.recv() {
         match message {

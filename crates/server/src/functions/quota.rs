@@ -94,7 +94,7 @@ impl Functions {
     pub(crate) fn end_without_right(&mut self, engine: &Engine) -> usize {
         let tenants = &engine.topology.tenants;
         let services = engine.topology.services.iter().zip(&self.chains);
-        let strangers: Vec<(u64, u32, String, String)> = services
+        let without_right: Vec<(u64, u32, String, String)> = services
             .flat_map(|(service, chain)| chain.iter().map(move |f| (service, &f.object)))
             .filter_map(|(service, object)| {
                 let user = user_of(object).filter(|user| !is_user_of(*user, service, tenants))?;
@@ -102,7 +102,7 @@ impl Functions {
             })
             .collect();
         let mut ended = 0;
-        for (id, user, service, name) in strangers {
+        for (id, user, service, name) in without_right {
             match self.detach(engine, Caller::engine(), &Target::Id(id)) {
                 Ok(_) => {
                     ended += 1;

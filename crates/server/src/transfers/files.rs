@@ -25,7 +25,7 @@ pub(crate) struct OpenFiles {
 
 pub(super) enum OpenFile {
     File(File),
-    /// With the number of its courier.
+    /// With the number of its submitter.
     Peer(usize, Peer),
 }
 
@@ -69,11 +69,11 @@ impl OpenFiles {
         &self.files[usize::from(file)].0
     }
 
-    /// The courier of an order: that of its peer, if it has one.
-    pub(super) fn courier(&self, order: &TransferOrder) -> usize {
+    /// The submitter of an order: that of its peer, if it has one.
+    pub(super) fn submitter(&self, order: &TransferOrder) -> usize {
         let of = |at: TransferPlace| match at {
             TransferPlace::Connection { file } => match self.of(file) {
-                OpenFile::Peer(courier, _) => Some(*courier),
+                OpenFile::Peer(submitter, _) => Some(*submitter),
                 OpenFile::File(_) => None,
             },
             _ => None,
