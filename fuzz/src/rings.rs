@@ -87,7 +87,7 @@ pub fn region(input: &[u8]) {
         for pair in 0..region.command_rings().min(far.command_rings()) {
             let mut sender = region.command_sender(pair);
             let mut receiver = far.command_receiver(pair);
-            let (offset, bytes) = region.window(pair);
+            let (offset, bytes) = region.staging(pair);
             assert!(offset.checked_add(bytes).is_some_and(|end| end <= region.bytes()));
             for number in 0..OPERATIONS as u64 {
                 if let Ok(Some((number, command))) = receiver.command() {
@@ -134,7 +134,7 @@ pub fn region(input: &[u8]) {
 
 fn copy(number: u64) -> Copy {
     let direction = if number % 2 == 0 { Direction::ToBuffer } else { Direction::FromBuffer };
-    Copy { direction, window_offset: 8 * number, buffer: 0, buffer_offset: 0, bytes: 8 }
+    Copy { direction, staging_offset: 8 * number, buffer: 0, buffer_offset: 0, bytes: 8 }
 }
 
 fn memory_of(bytes: &[u8]) -> MappedMemory {

@@ -1,4 +1,4 @@
-//! The copy agent: copies between a region's window and the memory of an accelerator, as the engine commands.
+//! The copy agent: copies between a region's staging and the memory of an accelerator, as the engine commands.
 //!
 //! The engine cannot reach an accelerator's own memory, and the kernels are persistent, so the runtime copies. One thread of
 //! the runtime ([`CopyThread`]) polls the command rings of its regions. Every number of a command is checked on a private copy before memory
@@ -43,8 +43,8 @@ pub trait Copier: Send {
     /// The addresses of the buffer with this number, where the accelerator's code finds it; `None` for an unknown number.
     fn buffer(&self, buffer: u32) -> Option<BufferRange>;
 
-    /// Starts a copy whose numbers were checked. `window_offset` is the offset of the window in the region. Must not wait.
-    fn begin(&mut self, copy: &Copy, window_offset: u64) -> Result<(), CopyFailed>;
+    /// Starts a copy whose numbers were checked. `staging_offset` is the offset of the staging in the region. Must not wait.
+    fn begin(&mut self, copy: &Copy, staging_offset: u64) -> Result<(), CopyFailed>;
 
     /// Whether the copy has ended. Must not wait.
     fn is_done(&mut self) -> Result<bool, CopyFailed>;
@@ -69,8 +69,8 @@ impl Copier for HostCopier {
         (buffer == 0).then_some(range)
     }
 
-    fn begin(&mut self, copy: &Copy, window_offset: u64) -> Result<(), CopyFailed> {
-        let (near, far) = (window_offset + copy.window_offset, copy.buffer_offset);
+    fn begin(&mut self, copy: &Copy, staging_offset: u64) -> Result<(), CopyFailed> {
+        let (near, far) = (staging_offset + copy.staging_offset, copy.buffer_offset);
         match copy.direction {
             Direction::ToBuffer => self.buffer.copy_from(far, &self.region, near, copy.bytes),
             Direction::FromBuffer => self.region.copy_from(near, &self.buffer, far, copy.bytes),
@@ -86,7 +86,7 @@ impl Copier for HostCopier {
 /// The runtime's side of one pair of command rings.
 pub struct CopyAgent {
     receiver: CommandReceiver<MappedMemory>,
-    window: (u64, u64),
+    staging: (u64, u64),
     copier: Box<dyn Copier>,
     /// Number of the command in progress, and its deadline.
     in_progress: Option<(u64, u64)>,
@@ -108,10 +108,10 @@ impl CopyAgent {
         if region.command_rings() == 0 {
             return Ok(None);
         }
-        let (receiver, window) = (region.command_receiver(0), region.window(0));
+        let (receiver, staging) = (region.command_receiver(0), region.staging(0));
         Ok(Some(Self {
             receiver,
-            window,
+            staging,
             copier,
             in_progress: None,
             pending: None,
@@ -169,7 +169,7 @@ impl CopyAgent {
         if self.failed {
             return Err(command_status::FAILED);
         }
-        let begun = begin(&mut *self.copier, copy, self.window);
+        let begun = begin(&mut *self.copier, copy, self.staging);
         self.failed = begun == Err(command_status::FAILED);
         begun
     }
@@ -194,7 +194,7 @@ impl CopyAgent {
     }
 }
 
-/// Starts a copy if it stays inside window and buffer. The error is the status of the command.
+/// Starts a copy if it stays inside staging and buffer. The error is the status of the command.
 fn begin(copier: &mut dyn Copier, copy: &Copy, (offset, bytes): (u64, u64)) -> Result<(), u8> {
     let buffer = copier.buffer(copy.buffer).ok_or(command_status::RANGE)?;
     if !copy.fits(bytes, buffer.bytes) {
@@ -284,20 +284,20 @@ fn run(agents: &mut [CopyAgent], stop: &AtomicBool) {
 /// Commands to an accelerator in this process: executed when they are submitted.
 pub struct DirectCommands<C> {
     copier: C,
-    window: (u64, u64),
+    staging: (u64, u64),
     buffers: Buffers,
     done: Vec<Completion>,
     last_number: u64,
 }
 
 impl<C: Copier> DirectCommands<C> {
-    /// The window is its offset in the region and its size.
-    pub fn new(copier: C, window: (u64, u64)) -> Self {
-        Self { copier, window, buffers: Buffers::default(), done: Vec::new(), last_number: 0 }
+    /// The staging is its offset in the region and its size.
+    pub fn new(copier: C, staging: (u64, u64)) -> Self {
+        Self { copier, staging, buffers: Buffers::default(), done: Vec::new(), last_number: 0 }
     }
 
     fn copy(&mut self, copy: &Copy) -> Outcome {
-        match begin(&mut self.copier, copy, self.window) {
+        match begin(&mut self.copier, copy, self.staging) {
             Ok(()) if self.copier.is_done() == Ok(true) => Outcome::Done,
             Err(command_status::RANGE) => Outcome::Range,
             _ => Outcome::Failed,
@@ -316,7 +316,7 @@ impl<C: Copier> Commands for DirectCommands<C> {
         let outcome = match command {
             Command::Copy(copy) => self.copy(copy),
             Command::CopyAt(copy) => {
-                let copies: Vec<Copy> = self.buffers.copies(0, self.window.1, copy)?.collect();
+                let copies: Vec<Copy> = self.buffers.copies(0, self.staging.1, copy)?.collect();
                 let mut outcomes = copies.iter().map(|copy| self.copy(copy));
                 outcomes.find(|outcome| *outcome != Outcome::Done).unwrap_or(Outcome::Done)
             }

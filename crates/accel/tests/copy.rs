@@ -18,19 +18,19 @@ use mqueue::command::{BufferRange, Copy, Direction};
 use mqueue::memory::{Memory, Ordering};
 use mqueue::{MappedMemory, Region};
 
-const WINDOW_BYTES: u64 = 1024;
+const STAGING_BYTES: u64 = 1024;
 const BUFFER_BYTES: usize = 4096;
 
 const COPY: Copy = Copy {
     direction: Direction::ToBuffer,
-    window_offset: 0,
+    staging_offset: 0,
     buffer: 0,
     buffer_offset: 0,
     bytes: 64,
 };
 
 fn engine() -> Engine {
-    Engine::new(&Shape { window_bytes: WINDOW_BYTES, ..Shape::default() })
+    Engine::new(&Shape { staging_bytes: STAGING_BYTES, ..Shape::default() })
 }
 
 fn agent(memory: &MappedMemory, copier: impl Copier + 'static) -> CopyAgent {
@@ -69,25 +69,25 @@ fn a_region_without_command_rings_has_no_agent() {
 #[test]
 fn an_accelerator_in_this_process_is_commanded_directly() {
     let engine = engine();
-    let window = (engine.window, WINDOW_BYTES);
-    let mut commands = DirectCommands::new(host(&engine.memory), window);
-    engine.memory.copy_in(engine.window, &[7; 64]);
+    let staging = (engine.staging, STAGING_BYTES);
+    let mut commands = DirectCommands::new(host(&engine.memory), staging);
+    engine.memory.copy_in(engine.staging, &[7; 64]);
     for (copy, outcome) in [
         (COPY, Outcome::Done),
-        (Copy { direction: Direction::FromBuffer, window_offset: 64, ..COPY }, Outcome::Done),
+        (Copy { direction: Direction::FromBuffer, staging_offset: 64, ..COPY }, Outcome::Done),
         (Copy { buffer: 1, ..COPY }, Outcome::Range),
-        (Copy { window_offset: WINDOW_BYTES, ..COPY }, Outcome::Range),
+        (Copy { staging_offset: STAGING_BYTES, ..COPY }, Outcome::Range),
         (Copy { bytes: u64::MAX, ..COPY }, Outcome::Range),
     ] {
         commands.submit(0, &Command::Copy(copy), 0).unwrap();
         assert_eq!(polled(&mut commands, 0), [outcome]);
     }
     let mut back = [0; 64];
-    engine.memory.copy_out(engine.window + 64, &mut back);
+    engine.memory.copy_out(engine.staging + 64, &mut back);
     assert_eq!(back, [7; 64]);
     let at = |address| {
         let direction = Direction::ToBuffer;
-        Command::CopyAt(AddressCopy { direction, window_offset: 0, address, bytes: 64 })
+        Command::CopyAt(AddressCopy { direction, staging_offset: 0, address, bytes: 64 })
     };
     let unknown = SubmitError::Refused(Refused::Address(TranslateError::Unknown));
     assert_eq!(commands.submit(0, &at(HOST_ADDRESS), 0), Err(unknown), "it was not described");
@@ -200,7 +200,7 @@ fn a_thread_that_hangs_in_a_copy_is_abandoned() {
     assert!(idle.stop(Duration::from_secs(60)));
 }
 
-/// The agent never waits for an engine that ignores its limits or writes garbage, and touches only its rings, the window and the buffer.
+/// The agent never waits for an engine that ignores its limits or writes garbage, and touches only its rings, the staging and the buffer.
 #[test]
 fn an_engine_that_writes_nonsense_is_not_waited_for() {
     for seed in 1..300u64 {

@@ -94,7 +94,7 @@ fn texts_reach_kernels_on_a_device() {
 /// The copy engines work beside blocks that run, on every service's own stream.
 #[test]
 fn copies_go_on_while_blocks_run() {
-    let shape = Shape { blocks: 4, window_bytes: 1024, ..Shape::default() };
+    let shape = Shape { blocks: 4, staging_bytes: 1024, ..Shape::default() };
     let mut engine = Engine::new(&shape);
     let accelerator = start("copies", &engine, "echo").unwrap();
     for n in 0..3u64 {
@@ -109,11 +109,11 @@ fn copies_go_on_while_blocks_run() {
 /// A copy that never ends holds nothing up but the copies behind it. What it uses is not released: the driver would end this process.
 #[test]
 fn a_copy_that_does_not_end_has_failed() {
-    let mut engine = Engine::new(&Shape { window_bytes: 1024, ..Shape::default() });
+    let mut engine = Engine::new(&Shape { staging_bytes: 1024, ..Shape::default() });
     let accelerator = start("stuck", &engine, "echo").unwrap();
     let copy = Copy {
         direction: Direction::ToBuffer,
-        window_offset: 0,
+        staging_offset: 0,
         buffer: 0,
         buffer_offset: 0,
         bytes: 64,
@@ -128,7 +128,7 @@ fn a_copy_that_does_not_end_has_failed() {
 
 #[test]
 fn a_copy_agent_that_cannot_start_does_not_stop_its_service() {
-    let mut engine = Engine::new(&Shape { window_bytes: 1024, ..Shape::default() });
+    let mut engine = Engine::new(&Shape { staging_bytes: 1024, ..Shape::default() });
     let accelerator = start("agentless", &engine, "echo").unwrap();
     engine.push(0, 1, b"without").unwrap();
     assert_eq!(pop(&mut engine, 0).payload, b"without");

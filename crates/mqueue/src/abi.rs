@@ -69,7 +69,7 @@
 //! into COMPLETIONS of the same index. Head and tail are at the beginning of each ring's memory, on separate lines.
 //! A command's slot has the command in `kind` ([`command`]) and a number chosen by the engine in `token`; its completion has the same
 //! token, kind DONE and one of [`command_status`]. The payload of COPY is a [`CopyCommand`]. In the region it names memory of
-//! the *window*, which belongs to the COMMANDS ring and has no other use. DESCRIBE asks for the address of a buffer: its payload is a
+//! the *staging*, which belongs to the COMMANDS ring and has no other use. DESCRIBE asks for the address of a buffer: its payload is a
 //! [`DescribeCommand`], and that of its completion with status OK is a [`BufferRange`]. Other completions have no payload.
 //!
 //! Heads and tails are *counts*: of messages published and of slots released since the region was
@@ -391,7 +391,7 @@ pub mod stream_word {
 pub mod transfer_place {
     /// A file of the service.
     pub const FILE: u8 = 1;
-    /// The window of the mqueue.
+    /// The staging of the mqueue.
     pub const MEMORY: u8 = 2;
     /// A new connection to a peer among the files of the service.
     pub const CONNECTION: u8 = 3;
@@ -455,7 +455,7 @@ pub mod transfer_status {
 
 /// What a slot of a command ring holds: [`SlotHeader::kind`].
 pub mod command {
-    /// COMMANDS: copy bytes between the window and a buffer of the accelerator.
+    /// COMMANDS: copy bytes between the staging and a buffer of the accelerator.
     pub const COPY: u8 = 1;
     /// COMPLETIONS: the command with this token is done; `status` says how.
     pub const DONE: u8 = 2;
@@ -467,7 +467,7 @@ pub mod command {
 pub mod command_status {
     /// Done: what it wrote is visible to the reader of this completion.
     pub const OK: u8 = 0;
-    /// It names memory outside the window or the buffer, or an unknown buffer. Nothing was copied.
+    /// It names memory outside the staging or the buffer, or an unknown buffer. Nothing was copied.
     pub const RANGE: u8 = 1;
     /// The runtime does not know this command, or it is malformed.
     pub const UNKNOWN: u8 = 2;
@@ -479,9 +479,9 @@ pub mod command_status {
 
 /// Values of [`CopyCommand::direction`].
 pub mod direction {
-    /// From the window to the buffer.
+    /// From the staging to the buffer.
     pub const TO_BUFFER: u32 = 1;
-    /// From the buffer to the window.
+    /// From the buffer to the staging.
     pub const FROM_BUFFER: u32 = 2;
 }
 

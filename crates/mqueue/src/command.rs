@@ -11,19 +11,19 @@ use crate::ring::{Consumer, Head, LoanError, Producer, RingError};
 /// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From the region's window to the buffer.
+    /// From the region's staging to the buffer.
     ToBuffer,
-    /// From the buffer to the region's window.
+    /// From the buffer to the region's staging.
     FromBuffer,
 }
 
-/// Bytes to copy between the region's window and a buffer of the accelerator.
+/// Bytes to copy between the region's staging and a buffer of the accelerator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copy {
     /// The direction.
     pub direction: Direction,
-    /// Offset in the window.
-    pub window_offset: u64,
+    /// Offset in the staging.
+    pub staging_offset: u64,
     /// Number of the buffer among those that the runtime has registered.
     pub buffer: u32,
     /// Offset in the buffer.
@@ -33,14 +33,14 @@ pub struct Copy {
 }
 
 impl Copy {
-    /// Whether it consists of whole words and stays inside a window and a buffer of these sizes.
-    pub fn fits(&self, window_bytes: u64, buffer_bytes: u64) -> bool {
+    /// Whether it consists of whole words and stays inside staging and a buffer of these sizes.
+    pub fn fits(&self, staging_bytes: u64, buffer_bytes: u64) -> bool {
         let inside = |offset: u64, size: u64| {
             offset % 8 == 0 && offset.checked_add(self.bytes).is_some_and(|end| end <= size)
         };
         self.bytes > 0
             && self.bytes % 8 == 0
-            && inside(self.window_offset, window_bytes)
+            && inside(self.staging_offset, staging_bytes)
             && inside(self.buffer_offset, buffer_bytes)
     }
 
@@ -49,8 +49,8 @@ impl Copy {
             Direction::ToBuffer => direction::TO_BUFFER,
             Direction::FromBuffer => direction::FROM_BUFFER,
         };
-        let Self { window_offset, buffer, buffer_offset, bytes, .. } = *self;
-        CopyCommand { window_offset, buffer_offset, bytes, buffer, direction }.to_bytes()
+        let Self { staging_offset, buffer, buffer_offset, bytes, .. } = *self;
+        CopyCommand { staging_offset, buffer_offset, bytes, buffer, direction }.to_bytes()
     }
 
     fn decode(command: CopyCommand) -> Option<Self> {
@@ -59,8 +59,8 @@ impl Copy {
             direction::FROM_BUFFER => Direction::FromBuffer,
             _ => return None,
         };
-        let CopyCommand { window_offset, buffer_offset, bytes, buffer, .. } = command;
-        Some(Self { direction, window_offset, buffer, buffer_offset, bytes })
+        let CopyCommand { staging_offset, buffer_offset, bytes, buffer, .. } = command;
+        Some(Self { direction, staging_offset, buffer, buffer_offset, bytes })
     }
 }
 

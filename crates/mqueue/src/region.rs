@@ -371,10 +371,10 @@ impl<M: Memory> Region<M> {
     }
 
     /// What copy commands of this pair may name in the region: its offset and size in bytes.
-    pub fn window(&self, pair: u32) -> (u64, u64) {
+    pub fn staging(&self, pair: u32) -> (u64, u64) {
         let [commands, _] = self.directory.commands[pair as usize];
         let entry = &self.directory.entries[commands as usize];
-        (entry.window_offset, entry.window_bytes)
+        (entry.staging_offset, entry.staging_bytes)
     }
 
     /// The engine's end of a pair of command rings. Panics when taken before.

@@ -46,8 +46,8 @@ pub fn engine_side(region: &mut Region<MappedMemory>) -> Result<(Shape, Vec<Ends
         if !region.streams_of(block).is_empty() {
             return Err(NotMirrored::Sockets);
         }
-        let has_window = |mqueue: &u32| region.rings_of(*mqueue)[1].window_bytes > 0;
-        if region.mqueues_of(block).iter().any(has_window) {
+        let has_staging = |mqueue: &u32| region.rings_of(*mqueue)[1].staging_bytes > 0;
+        if region.mqueues_of(block).iter().any(has_staging) {
             return Err(NotMirrored::Memory);
         }
         for (mqueue, shape) in region.mqueues_of(block).to_vec().into_iter().zip(&mqueues) {

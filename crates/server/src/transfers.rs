@@ -119,7 +119,7 @@ impl ServiceTransfers {
             let block = Arc::new(BlockTransfers {
                 files: self.files.clone(),
                 memory: memory.clone(),
-                window: ends.window.0,
+                staging: ends.staging.0,
                 limit: Duration::from_millis(backend.timeout_ms),
                 answers,
                 is_gone: AtomicBool::new(false),
@@ -153,7 +153,7 @@ struct BlockTransfers {
     files: Arc<OpenFiles>,
     memory: Arc<SharedMemory>,
     /// Where its memory begins in the region.
-    window: u64,
+    staging: u64,
     limit: Duration,
     answers: SyncSender<(u64, TransferDone)>,
     is_gone: AtomicBool,
@@ -277,7 +277,7 @@ impl BlockTransfers {
             TransferPlace::Socket { .. } => Err(status::NOT_ALLOWED),
             TransferPlace::Memory { offset } => {
                 let memory = clone(self.memory.fd().try_clone_to_owned())?;
-                Ok(Place::File(memory, self.window + offset))
+                Ok(Place::File(memory, self.staging + offset))
             }
             TransferPlace::File { file, offset } => match self.files.of(file) {
                 OpenFile::File(file) => {
@@ -380,7 +380,7 @@ mod tests {
         let block = BlockTransfers {
             files: Arc::new(OpenFiles::open(&[peer]).unwrap()),
             memory: Arc::new(memory.unwrap()),
-            window: 0,
+            staging: 0,
             limit,
             answers: sync_channel(1).0,
             is_gone: AtomicBool::new(false),

@@ -212,7 +212,7 @@ struct serval_ring_entry {
   uint32_t flags; /* 4: As in every entry. */
   uint32_t block; /* 8: The block it belongs to; NO_BLOCK for command rings. */
   uint32_t index; /* 12: Server and socket mqueues: 0. Client mqueues: the backend, in the order of the configuration. Command rings: the pair, from 0. */
-  uint64_t offset; /* 16: Offset of the memory of slots, arena and window, and of head and tail of command rings. */
+  uint64_t offset; /* 16: Offset of the memory of slots, arena and staging, and of head and tail of command rings. */
   uint64_t bytes; /* 24: Bytes of that memory. */
   uint8_t protocol; /* 32: DOORBELL, GRANULE8 or GRANULE16. */
   uint8_t placement; /* 33: HOST. */
@@ -227,8 +227,8 @@ struct serval_ring_entry {
   uint64_t tail_offset; /* 72: Offset of the tail word: slots released. */
   uint64_t arena_offset; /* 80: Offset of the arena; 0 without one. */
   uint64_t arena_bytes; /* 88: Size of the arena; 0 without one, else a multiple of 8. */
-  uint64_t window_offset; /* 96: COMMANDS, and CLIENT_TX to a backend that does transfers: offset of the window; 0 without one. */
-  uint64_t window_bytes; /* 104: The same: size of the window; 0 without one. */
+  uint64_t staging_offset; /* 96: COMMANDS, and CLIENT_TX to a backend that does transfers: offset of the staging; 0 without one. */
+  uint64_t staging_bytes; /* 104: The same: size of the staging; 0 without one. */
   uint64_t reserved[2]; /* 112: Zero. */
 };
 
@@ -312,7 +312,7 @@ struct serval_transfer_done {
 
 /* Payload of a COPY command. Every number is checked by the runtime. Offsets and bytes are multiples of 8. */
 struct serval_copy_command {
-  uint64_t window_offset; /* 0: Offset in the window. */
+  uint64_t staging_offset; /* 0: Offset in the staging. */
   uint64_t buffer_offset; /* 8: Offset in the buffer. */
   uint64_t bytes; /* 16: How many bytes, at least 8. */
   uint32_t buffer; /* 24: Number of the buffer among those that the runtime has registered. */
@@ -449,8 +449,8 @@ SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, head_offset) == 64);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, tail_offset) == 72);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, arena_offset) == 80);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, arena_bytes) == 88);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, window_offset) == 96);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, window_bytes) == 104);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, staging_offset) == 96);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, staging_bytes) == 104);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, reserved) == 112);
 SERVAL_ASSERT_LAYOUT(sizeof(struct serval_stream_entry) == 128);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_stream_entry, kind) == 0);
@@ -510,7 +510,7 @@ SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_done, written) == 16);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_done, digest) == 24);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_done, reserved) == 56);
 SERVAL_ASSERT_LAYOUT(sizeof(struct serval_copy_command) == 32);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_copy_command, window_offset) == 0);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_copy_command, staging_offset) == 0);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_copy_command, buffer_offset) == 8);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_copy_command, bytes) == 16);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_copy_command, buffer) == 24);

@@ -251,19 +251,19 @@ inline SERVAL_DEVICE uint64_t find_ring(const Place& place, unsigned kind, uint3
 }
 
 // The memory for transfers of a client mqueue; none if it is to a server. False if it is outside the region.
-inline SERVAL_DEVICE bool find_window(const Place& place, uint32_t backend, uint8_t*& memory, uint64_t& bytes) {
+inline SERVAL_DEVICE bool find_staging(const Place& place, uint32_t backend, uint8_t*& memory, uint64_t& bytes) {
     memory = nullptr;
     bytes = 0;
     const uint64_t entry = find_ring(place, SERVAL_RING_CLIENT_TX, backend);
     if (entry == 0) return false;
     serval_ring_entry e;
     fetch(e, place.layout.region + entry);
-    if (e.window_bytes == 0) return true;
-    if (e.window_offset < SERVAL_BLOCKS_OFFSET || e.window_offset % SERVAL_LINE_BYTES ||
-        !within(e.window_offset, e.window_bytes, place.layout.size))
+    if (e.staging_bytes == 0) return true;
+    if (e.staging_offset < SERVAL_BLOCKS_OFFSET || e.staging_offset % SERVAL_LINE_BYTES ||
+        !within(e.staging_offset, e.staging_bytes, place.layout.size))
         return false;
-    memory = place.layout.region + e.window_offset;
-    bytes = e.window_bytes;
+    memory = place.layout.region + e.staging_offset;
+    bytes = e.staging_bytes;
     return true;
 }
 

@@ -69,7 +69,7 @@ inline SERVAL_DEVICE bool Mqueue::open([[maybe_unused]] Block& block, const serv
     for (unsigned i = 0; i < backend_count_; i++) {
         if (!backends_[i].channel_.open(args, place, 1 + i)) return false;
         backends_[i].outstanding_ = 0;
-        if (!detail::find_window(place, i, backends_[i].memory_, backends_[i].memory_bytes_)) return false;
+        if (!detail::find_staging(place, i, backends_[i].memory_, backends_[i].memory_bytes_)) return false;
     }
     return true;
 }

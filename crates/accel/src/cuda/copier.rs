@@ -1,6 +1,6 @@
 //! Copies by the copy engines of a GPU, on a stream of their own, while blocks run on others.
 //!
-//! The window is part of the region, which is registered with the driver, so a copy is DMA: starting one enqueues it on the stream, and a
+//! The staging is part of the region, which is registered with the driver, so a copy is DMA: starting one enqueues it on the stream, and a
 //! stream query shows whether it has ended. Neither waits for the blocks. Buffer and stream are created before the blocks start.
 
 use mqueue::command::{BufferRange, Copy, Direction};
@@ -45,10 +45,10 @@ impl StreamCopier {
         Ok(())
     }
 
-    fn put(&mut self, copy: &Copy, window_offset: u64) -> Result<(), CudaError> {
+    fn put(&mut self, copy: &Copy, staging_offset: u64) -> Result<(), CudaError> {
         self.bind()?;
         let CopyResources { stream, buffer } = self.resources;
-        let near = (window_offset + copy.window_offset) as usize;
+        let near = (staging_offset + copy.staging_offset) as usize;
         let far = buffer + copy.buffer_offset;
         let bytes = copy.bytes as usize;
         assert!(near + bytes <= self.region.len_bytes() as usize, "the command was checked");
@@ -70,8 +70,8 @@ impl Copier for StreamCopier {
         (buffer == 0).then_some(range)
     }
 
-    fn begin(&mut self, copy: &Copy, window_offset: u64) -> Result<(), CopyFailed> {
-        self.put(copy, window_offset).map_err(failed)
+    fn begin(&mut self, copy: &Copy, staging_offset: u64) -> Result<(), CopyFailed> {
+        self.put(copy, staging_offset).map_err(failed)
     }
 
     fn is_done(&mut self) -> Result<bool, CopyFailed> {

@@ -28,7 +28,7 @@ pub(crate) struct Shape {
     pub(crate) bytes_max: u32,
     pub(crate) start: u64,
     /// 0: no command rings.
-    pub(crate) window_bytes: u64,
+    pub(crate) staging_bytes: u64,
 }
 
 impl Default for Shape {
@@ -40,7 +40,7 @@ impl Default for Shape {
             depth: 8,
             bytes_max: 256,
             start: 0,
-            window_bytes: 0,
+            staging_bytes: 0,
         }
     }
 }
@@ -61,8 +61,8 @@ pub(crate) struct Engine {
     /// By mqueue: the producer of RX, the consumer of TX.
     pub(crate) ends: Vec<(Producer<MappedMemory>, Consumer<MappedMemory>)>,
     pub(crate) commands: CommandRings,
-    /// Where the window of the command rings begins.
-    pub(crate) window: u64,
+    /// Where the staging of the command rings begins.
+    pub(crate) staging: u64,
 }
 
 impl Engine {
@@ -74,16 +74,16 @@ impl Engine {
         let mqueue = MqueuePlan { depth: shape.depth, rx: ring, tx: ring };
         let mqueues = vec![mqueue; 1 + shape.backends as usize];
         let mut plan = RegionPlan::of_blocks(shape.blocks, &mqueues, 1).starting_at(shape.start);
-        if shape.window_bytes > 0 {
-            plan = plan.with_commands(COMMANDS_IN_FLIGHT, shape.window_bytes);
+        if shape.staging_bytes > 0 {
+            plan = plan.with_commands(COMMANDS_IN_FLIGHT, shape.staging_bytes);
         }
         let memory = HeapMapping::memory(plan.bytes().unwrap() as usize);
         let mut region = Region::format(memory.clone(), &plan).unwrap();
         let words = region.words();
         let count = shape.blocks * (1 + shape.backends);
         let ends = (0..count).map(|mqueue| region.engine_ends(mqueue)).collect();
-        let window = if shape.window_bytes > 0 { region.window(0).0 } else { 0 };
-        Self { memory, words, ends, commands: CommandRings::take(&mut region), window }
+        let staging = if shape.staging_bytes > 0 { region.staging(0).0 } else { 0 };
+        Self { memory, words, ends, commands: CommandRings::take(&mut region), staging }
     }
 
     pub(crate) fn all_blocks(&self) -> Vec<u32> {
@@ -113,22 +113,22 @@ impl Engine {
     /// Copies to the accelerator's buffer and back, and what is outside of it.
     pub(crate) fn copies_work(&mut self, buffer_bytes: u64) {
         let (to, from) = (Direction::ToBuffer, Direction::FromBuffer);
-        let copy = |direction, window_offset, buffer_offset, bytes| Copy {
+        let copy = |direction, staging_offset, buffer_offset, bytes| Copy {
             direction,
-            window_offset,
+            staging_offset,
             buffer: 0,
             buffer_offset,
             bytes,
         };
         for n in 0..5u64 {
             let sent = payload(1, n, 512);
-            self.memory.copy_in(self.window, &sent);
-            self.memory.copy_in(self.window + 512, &[0; 512]);
+            self.memory.copy_in(self.staging, &sent);
+            self.memory.copy_in(self.staging + 512, &[0; 512]);
             let at = (buffer_bytes - 512) / 4 / 8 * 8 * n.min(4);
             assert_eq!(self.copy(copy(to, 0, at, 512)), Outcome::Done);
             assert_eq!(self.copy(copy(from, 512, at, 512)), Outcome::Done);
             let mut back = vec![0; 512];
-            self.memory.copy_out(self.window + 512, &mut back);
+            self.memory.copy_out(self.staging + 512, &mut back);
             assert!(back == sent, "copy {n}");
         }
         self.copies_by_address_work(buffer_bytes);
@@ -140,9 +140,9 @@ impl Engine {
             Copy { bytes: 12, ..sound },
             Copy { bytes: 1032, ..sound },
             Copy { bytes: !7, ..sound },
-            Copy { window_offset: 520, ..sound },
-            Copy { window_offset: 4, ..sound },
-            Copy { window_offset: !7, ..sound },
+            Copy { staging_offset: 520, ..sound },
+            Copy { staging_offset: 4, ..sound },
+            Copy { staging_offset: !7, ..sound },
             Copy { buffer_offset: buffer_bytes - 504, ..sound },
             Copy { buffer_offset: !511, ..sound },
         ] {
@@ -160,11 +160,12 @@ impl Engine {
         let BufferRange { address, bytes } = self.commands.buffer(0, 0).expect("it was described");
         assert_eq!(bytes, buffer_bytes);
         let sent = payload(2, 0, 512);
-        self.memory.copy_in(self.window, &sent);
-        self.memory.copy_in(self.window + 512, &[0; 512]);
-        for (direction, window_offset) in [(Direction::ToBuffer, 0), (Direction::FromBuffer, 512)] {
+        self.memory.copy_in(self.staging, &sent);
+        self.memory.copy_in(self.staging + 512, &[0; 512]);
+        for (direction, staging_offset) in [(Direction::ToBuffer, 0), (Direction::FromBuffer, 512)]
+        {
             let address = address + bytes - 512;
-            let copy = AddressCopy { direction, window_offset, address, bytes: 512 };
+            let copy = AddressCopy { direction, staging_offset, address, bytes: 512 };
             assert_eq!(self.execute(&Command::CopyAt(copy)), Outcome::Done);
             for address in [address - bytes, address + 8, address + 512, u64::MAX - 7, 0] {
                 let command = Command::CopyAt(AddressCopy { address, ..copy });
@@ -176,7 +177,7 @@ impl Engine {
             }
         }
         let mut back = vec![0; 512];
-        self.memory.copy_out(self.window + 512, &mut back);
+        self.memory.copy_out(self.staging + 512, &mut back);
         assert!(back == sent, "the last bytes of the buffer");
     }
 

@@ -22,9 +22,9 @@ use mqueue::{LoanError, MappedMemory, Region, RingError};
 /// What to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Bytes to copy between the region's window and a buffer of the accelerator.
+    /// Bytes to copy between the region's staging and a buffer of the accelerator.
     Copy(Copy),
-    /// Bytes to copy between the region's window and the accelerator's memory at an address.
+    /// Bytes to copy between the region's staging and the accelerator's memory at an address.
     CopyAt(AddressCopy),
     /// Register the address of the buffer of this number, for [`Self::CopyAt`].
     Describe(u32),
@@ -95,7 +95,7 @@ pub struct CommandRings {
 
 struct Ring {
     sender: CommandSender<MappedMemory>,
-    window_bytes: u64,
+    staging_bytes: u64,
     in_flight: Vec<InFlight>,
     usable: bool,
 }
@@ -123,8 +123,8 @@ enum What {
 
 /// Maximum number of commands in flight per ring; rings have as many slots.
 pub const COMMANDS_IN_FLIGHT: u32 = 8;
-/// Size of the window in a region: the bytes that commands copy to and from the accelerator's memory.
-pub const WINDOW_BYTES: u64 = 4096;
+/// Size of the staging of a region: the bytes that commands copy to and from the accelerator's memory.
+pub const STAGING_BYTES: u64 = 4096;
 
 impl CommandRings {
     /// Takes the engine's ends of the command rings. Panics when taken before.
@@ -132,7 +132,7 @@ impl CommandRings {
         let pairs = region.command_rings();
         let ring = |pair| Ring {
             sender: region.command_sender(pair),
-            window_bytes: region.window(pair).1,
+            staging_bytes: region.staging(pair).1,
             in_flight: Vec::with_capacity(COMMANDS_IN_FLIGHT as usize),
             usable: true,
         };
@@ -172,7 +172,7 @@ impl Commands for CommandRings {
                 (What::Describe(buffer), ring.send(room, number, [Request::Describe(buffer)])?)
             }
             Command::CopyAt(copy) => {
-                let copies = buffers.copies(of, ring.window_bytes, &copy);
+                let copies = buffers.copies(of, ring.staging_bytes, &copy);
                 let copies = copies.inspect_err(|why| counters.count_refused(*why))?;
                 (What::Copy(copy.bytes), ring.send(room, number, copies.map(Request::Copy))?)
             }

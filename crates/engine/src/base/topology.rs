@@ -35,7 +35,7 @@ pub use self::streams::CHUNK_BYTES;
 /// Interval in which a worker looks at sources that do not wake it, in nanoseconds.
 pub(crate) const POLL_NS: u64 = 1_000_000;
 pub use self::tenant::{Confinement, DEFAULT_TENANT, NAMESPACES, TENANTS_MAX, Tenant, WEIGHT_MAX};
-use crate::base::commands::{COMMANDS_IN_FLIGHT, WINDOW_BYTES};
+use crate::base::commands::{COMMANDS_IN_FLIGHT, STAGING_BYTES};
 
 /// Maximum number of workers of an engine.
 pub const WORKERS_MAX: usize = 64;
@@ -709,7 +709,9 @@ impl Service {
         }
         match kind {
             AcceleratorKind::Cpu { .. } => plan,
-            AcceleratorKind::Process { .. } => plan.with_commands(COMMANDS_IN_FLIGHT, WINDOW_BYTES),
+            AcceleratorKind::Process { .. } => {
+                plan.with_commands(COMMANDS_IN_FLIGHT, STAGING_BYTES)
+            }
         }
     }
 

@@ -15,7 +15,7 @@ pub struct MqueueEnds {
     /// Block to engine.
     pub tx: Consumer<MappedMemory>,
     /// The block's memory that transfers may name: offset in the region, and size.
-    pub window: (u64, u64),
+    pub staging: (u64, u64),
     /// Of a client mqueue to a backend that does transfers: who does them.
     pub transfers: Option<Box<dyn Transfers>>,
 }
@@ -48,8 +48,8 @@ impl BlockEnds {
         for mqueue in mqueues {
             let (rx, tx) = region.engine_ends(mqueue);
             let [_, entry] = region.rings_of(mqueue);
-            let window = (entry.window_offset, entry.window_bytes);
-            let ends = MqueueEnds { mqueue, rx, tx, window, transfers: None };
+            let staging = (entry.staging_offset, entry.staging_bytes);
+            let ends = MqueueEnds { mqueue, rx, tx, staging, transfers: None };
             match region.role(mqueue).1 {
                 Role::Server => server = Some(ends),
                 Role::Client(_) => clients.push(ends),

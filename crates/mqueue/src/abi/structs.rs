@@ -168,7 +168,7 @@ shared_structs! {
         block: u32,
         /// Server and socket mqueues: 0. Client mqueues: the backend, in the order of the configuration. Command rings: the pair, from 0.
         index: u32,
-        /// Offset of the memory of slots, arena and window, and of head and tail of command rings.
+        /// Offset of the memory of slots, arena and staging, and of head and tail of command rings.
         offset: u64,
         /// Bytes of that memory.
         bytes: u64,
@@ -198,10 +198,10 @@ shared_structs! {
         arena_offset: u64,
         /// Size of the arena; 0 without one, else a multiple of 8.
         arena_bytes: u64,
-        /// COMMANDS, and CLIENT_TX to a backend that does transfers: offset of the window; 0 without one.
-        window_offset: u64,
-        /// The same: size of the window; 0 without one.
-        window_bytes: u64,
+        /// COMMANDS, and CLIENT_TX to a backend that does transfers: offset of the staging; 0 without one.
+        staging_offset: u64,
+        /// The same: size of the staging; 0 without one.
+        staging_bytes: u64,
         /// Zero.
         reserved: [u64; 2],
     }
@@ -336,8 +336,8 @@ shared_structs! {
 
     /// Payload of a COPY command. Every number is checked by the runtime. Offsets and bytes are multiples of 8.
     struct CopyCommand as "serval_copy_command", size 32 {
-        /// Offset in the window.
-        window_offset: u64,
+        /// Offset in the staging.
+        staging_offset: u64,
         /// Offset in the buffer.
         buffer_offset: u64,
         /// How many bytes, at least 8.

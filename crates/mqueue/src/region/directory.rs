@@ -538,13 +538,13 @@ fn check_mqueue_ring(entry: &RingEntry, header: &RegionHeader) -> Result<(), &'s
     all(&[
         (entry.head_offset == heads + 8 * mqueue, "head word"),
         (entry.tail_offset == tails + 8 * mqueue, "tail word"),
-        (window_fits(entry, header), "window"),
+        (staging_fits(entry, header), "staging"),
     ])
 }
 
-/// Only the CLIENT_TX ring of an mqueue can have a window, which shares no memory with its slots and its arena.
-fn window_fits(entry: &RingEntry, header: &RegionHeader) -> bool {
-    let (offset, bytes) = (entry.window_offset, entry.window_bytes);
+/// Only the CLIENT_TX ring of an mqueue can have staging, which shares no memory with its slots and its arena.
+fn staging_fits(entry: &RingEntry, header: &RegionHeader) -> bool {
+    let (offset, bytes) = (entry.staging_offset, entry.staging_bytes);
     if bytes == 0 {
         return offset == 0;
     }
@@ -556,8 +556,8 @@ fn window_fits(entry: &RingEntry, header: &RegionHeader) -> bool {
         && (entry.arena_bytes == 0 || is_apart(entry.arena_offset, entry.arena_bytes))
 }
 
-/// Checks the entry of a command ring, whose memory was checked. Words, slots and window must not overlap, because
-/// commands write into the window.
+/// Checks the entry of a command ring, whose memory was checked. Words, slots and staging must not overlap, because
+/// commands write into the staging.
 fn check_command_ring(entry: &RingEntry, header: &RegionHeader) -> Result<(), &'static str> {
     let commands = entry.kind == ring_kind::COMMANDS;
     all(&[
@@ -573,18 +573,18 @@ fn check_command_ring(entry: &RingEntry, header: &RegionHeader) -> Result<(), &'
         (inside(entry.head_offset, LINE_BYTES), "head word"),
         (inside(entry.tail_offset, LINE_BYTES), "tail word"),
         (
-            match entry.window_bytes {
-                0 => entry.window_offset == 0,
-                bytes => commands && inside(entry.window_offset, bytes),
+            match entry.staging_bytes {
+                0 => entry.staging_offset == 0,
+                bytes => commands && inside(entry.staging_offset, bytes),
             },
-            "window",
+            "staging",
         ),
     ])?;
     let mut parts = [
         (entry.head_offset, LINE_BYTES),
         (entry.tail_offset, LINE_BYTES),
         (entry.slots_offset, slots_bytes(entry)),
-        (entry.window_offset, entry.window_bytes),
+        (entry.staging_offset, entry.staging_bytes),
     ];
     parts.sort_unstable();
     let apart = parts.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0);

@@ -83,8 +83,8 @@ pub struct RingSpec {
     pub depth: u32,
     /// The message format of its slots.
     pub messages: RingPlan,
-    /// Of COMMANDS, and of CLIENT_TX to a backend that does transfers: bytes of the window, at most ARENA_BYTES_MAX; else 0.
-    pub window_bytes: u64,
+    /// Of COMMANDS, and of CLIENT_TX to a backend that does transfers: bytes of the staging, or of the memory for transfers, at most ARENA_BYTES_MAX; else 0.
+    pub staging_bytes: u64,
 }
 
 /// The connections that each block can have.
@@ -219,7 +219,7 @@ impl RegionPlan {
                     placement: placement::HOST,
                     depth: mqueue.depth,
                     messages,
-                    window_bytes: 0,
+                    staging_bytes: 0,
                 })
             })
         };
@@ -241,7 +241,7 @@ impl RegionPlan {
                 placement: placement::HOST,
                 depth,
                 messages,
-                window_bytes: 0,
+                staging_bytes: 0,
             };
             let sockets = [ring_kind::SOCKET_RX, ring_kind::SOCKET_TX].map(ring);
             let any = if block == NO_BLOCK { 0 } else { sockets.len() };
@@ -252,8 +252,8 @@ impl RegionPlan {
         self
     }
 
-    /// The same with one more pair of command rings, for `depth` commands in flight, and a window of `window_bytes`.
-    pub fn with_commands(mut self, depth: u32, window_bytes: u64) -> Self {
+    /// The same with one more pair of command rings, for `depth` commands in flight, and staging of `staging_bytes`.
+    pub fn with_commands(mut self, depth: u32, staging_bytes: u64) -> Self {
         let pairs = self.rings.iter().filter(|ring| ring.kind == ring_kind::COMMANDS).count();
         let commands = RingSpec {
             kind: ring_kind::COMMANDS,
@@ -262,18 +262,18 @@ impl RegionPlan {
             placement: placement::HOST,
             depth,
             messages: RingPlan::doorbell(size_of::<CopyCommand>() as u32, 0),
-            window_bytes,
+            staging_bytes,
         };
-        let completions = RingSpec { kind: ring_kind::COMPLETIONS, window_bytes: 0, ..commands };
+        let completions = RingSpec { kind: ring_kind::COMPLETIONS, staging_bytes: 0, ..commands };
         self.rings.extend([commands, completions]);
         self
     }
 
-    /// The same with memory of `bytes` for each block, which transfers that it asks this backend for may name: the window of its CLIENT_TX ring.
+    /// The same with memory of `bytes` for each block, which transfers that it asks this backend for may name; the entry of its CLIENT_TX ring has it.
     pub fn with_memory(mut self, backend: u32, bytes: u64) -> Self {
         let is_meant =
             |ring: &&mut RingSpec| ring.kind == ring_kind::CLIENT_TX && ring.index == backend;
-        self.rings.iter_mut().filter(is_meant).for_each(|ring| ring.window_bytes = bytes);
+        self.rings.iter_mut().filter(is_meant).for_each(|ring| ring.staging_bytes = bytes);
         self
     }
 
@@ -322,7 +322,7 @@ impl RegionPlan {
                 placement::HOST.into(),
                 placement::HOST.into(),
             )?;
-            in_range("window_bytes", ring.window_bytes, 0, ARENA_BYTES_MAX)?;
+            in_range("staging_bytes", ring.staging_bytes, 0, ARENA_BYTES_MAX)?;
             ring.messages.check()?;
         }
         Ok(())
@@ -428,7 +428,7 @@ impl RingSpec {
         let slots_offset = cursor.place(u64::from(self.depth) * slot_stride);
         let mut place_if_any = |bytes| if bytes == 0 { 0 } else { cursor.place(bytes) };
         let arena_offset = place_if_any(messages.arena_bytes);
-        let window_offset = place_if_any(self.window_bytes);
+        let staging_offset = place_if_any(self.staging_bytes);
         RingEntry {
             kind: self.kind,
             version: if mqueue.is_some() { ring_version::MQUEUE } else { ring_version::COMMAND },
@@ -451,8 +451,8 @@ impl RingSpec {
             tail_offset,
             arena_offset,
             arena_bytes: messages.arena_bytes,
-            window_offset,
-            window_bytes: self.window_bytes,
+            staging_offset,
+            staging_bytes: self.staging_bytes,
             reserved: [0; 2],
         }
     }

@@ -11,12 +11,12 @@ use proptest::prelude::*;
 use std::mem::offset_of;
 
 const DEPTH: u32 = 4;
-const WINDOW_BYTES: u64 = 1024;
+const STAGING_BYTES: u64 = 1024;
 
 fn plan() -> RegionPlan {
     let ring = RingPlan::doorbell(32, 0);
     RegionPlan::of_blocks(2, &[MqueuePlan { depth: 2, rx: ring, tx: ring }], 1)
-        .with_commands(DEPTH, WINDOW_BYTES)
+        .with_commands(DEPTH, STAGING_BYTES)
         .with_commands(DEPTH, 0)
 }
 
@@ -29,8 +29,8 @@ fn region() -> (MappedMemory, Region<MappedMemory>, Region<MappedMemory>) {
 
 fn copy(n: u64) -> Copy {
     let direction = if n % 2 == 0 { Direction::ToBuffer } else { Direction::FromBuffer };
-    let window_offset = n.wrapping_mul(8);
-    Copy { direction, window_offset, buffer: n as u32, buffer_offset: n << 40, bytes: !n }
+    let staging_offset = n.wrapping_mul(8);
+    Copy { direction, staging_offset, buffer: n as u32, buffer_offset: n << 40, bytes: !n }
 }
 
 /// The entry of the first ring of this kind.
@@ -42,7 +42,7 @@ fn entry(region: &Region<MappedMemory>, kind: u16) -> RingEntry {
 fn commands_go_out_and_completions_come_back() {
     let (_, mut near, mut far) = region();
     assert_eq!((near.command_rings(), near.mqueue_count()), (2, 2));
-    assert_eq!((near.window(0).1, near.window(1)), (WINDOW_BYTES, (0, 0)));
+    assert_eq!((near.staging(0).1, near.staging(1)), (STAGING_BYTES, (0, 0)));
     for pair in 0..2 {
         let (mut sender, mut receiver) = (near.command_sender(pair), far.command_receiver(pair));
         for n in 0..50 {
@@ -70,14 +70,14 @@ fn commands_go_out_and_completions_come_back() {
 
 #[test]
 fn a_copy_fits_or_does_not() {
-    let fits = |window_offset, buffer_offset, bytes| {
-        let copy = Copy { window_offset, buffer_offset, bytes, ..copy(0) };
+    let fits = |staging_offset, buffer_offset, bytes| {
+        let copy = Copy { staging_offset, buffer_offset, bytes, ..copy(0) };
         copy.fits(1024, 64)
     };
-    for (window, buffer, bytes) in [(0, 0, 64), (960, 0, 64), (1016, 56, 8)] {
-        assert!(fits(window, buffer, bytes), "{window} {buffer} {bytes}");
+    for (staging, buffer, bytes) in [(0, 0, 64), (960, 0, 64), (1016, 56, 8)] {
+        assert!(fits(staging, buffer, bytes), "{staging} {buffer} {bytes}");
     }
-    for (window, buffer, bytes) in [
+    for (staging, buffer, bytes) in [
         (0, 0, 0),
         (0, 0, 72),
         (0, 8, 64),
@@ -92,7 +92,7 @@ fn a_copy_fits_or_does_not() {
         (8, 8, !7),
         (u64::MAX, u64::MAX, u64::MAX),
     ] {
-        assert!(!fits(window, buffer, bytes), "{window} {buffer} {bytes}");
+        assert!(!fits(staging, buffer, bytes), "{staging} {buffer} {bytes}");
     }
 }
 
@@ -183,11 +183,11 @@ fn impossible_command_rings_are_refused() {
     assert_eq!(refused(&|e| e.tail_offset = !127), "tail word");
     assert_eq!(refused(&|e| e.tail_offset = e.head_offset), "parts that share memory");
     assert_eq!(refused(&|e| e.slots_offset = e.head_offset), "parts that share memory");
-    assert_eq!(refused(&|e| e.window_offset = e.slots_offset), "parts that share memory");
-    assert_eq!(refused(&|e| e.window_bytes = !7), "window");
-    assert_eq!(refused(&|e| e.window_bytes += 128), "window");
-    assert_eq!(refused(&|e| e.window_bytes = 0), "window");
-    assert_eq!(refused(&|e| e.kind = ring_kind::COMPLETIONS), "window");
+    assert_eq!(refused(&|e| e.staging_offset = e.slots_offset), "parts that share memory");
+    assert_eq!(refused(&|e| e.staging_bytes = !7), "staging");
+    assert_eq!(refused(&|e| e.staging_bytes += 128), "staging");
+    assert_eq!(refused(&|e| e.staging_bytes = 0), "staging");
+    assert_eq!(refused(&|e| e.kind = ring_kind::COMPLETIONS), "staging");
     // A ring of an unknown version is skipped; its other ring is then alone.
     assert_eq!(refused(&|e| e.version += 1), "command ring without its other ring");
     let mut alone = plan();

@@ -634,14 +634,14 @@ fn with_memory() -> RegionPlan {
 fn memory_of_a_backend_is_in_the_ring_of_its_requests_and_shares_nothing() {
     let memory = HeapMapping::memory(with_memory().bytes().unwrap() as usize);
     let region = Region::format(memory.clone(), &with_memory()).unwrap();
-    let windows = (0..4).map(|mqueue| {
+    let staging = (0..4).map(|mqueue| {
         let [rx, tx] = region.rings_of(mqueue);
-        assert_eq!((rx.window_offset, rx.window_bytes), (0, 0));
-        (tx.window_offset, tx.window_bytes)
+        assert_eq!((rx.staging_offset, rx.staging_bytes), (0, 0));
+        (tx.staging_offset, tx.staging_bytes)
     });
-    let windows: Vec<_> = windows.collect();
-    assert_eq!((windows[0], windows[2]), ((0, 0), (0, 0)), "server mqueues have none");
-    let [(first, 4096), (second, 4096)] = [windows[1], windows[3]] else { panic!("{windows:?}") };
+    let staging: Vec<_> = staging.collect();
+    assert_eq!((staging[0], staging[2]), ((0, 0), (0, 0)), "server mqueues have none");
+    let [(first, 4096), (second, 4096)] = [staging[1], staging[3]] else { panic!("{staging:?}") };
     assert!(first.abs_diff(second) >= 4096);
     every_ring_works(&memory);
 
@@ -655,19 +655,19 @@ fn memory_of_a_backend_is_in_the_ring_of_its_requests_and_shares_nothing() {
             other => panic!("{other}"),
         }
     };
-    assert_eq!(with(3, &|ring| ring.window_offset = 0), (3, "window"));
-    assert_eq!(with(3, &|ring| ring.window_offset = u64::MAX - 127), (3, "window"));
-    assert_eq!(with(3, &|ring| ring.window_offset += 8), (3, "window"));
-    assert_eq!(with(3, &|ring| ring.window_bytes = 0), (3, "window"));
-    assert_eq!(with(3, &|ring| ring.window_bytes = u64::MAX), (3, "window"));
-    assert_eq!(with(3, &|ring| ring.window_bytes += 128), (3, "window"));
+    assert_eq!(with(3, &|ring| ring.staging_offset = 0), (3, "staging"));
+    assert_eq!(with(3, &|ring| ring.staging_offset = u64::MAX - 127), (3, "staging"));
+    assert_eq!(with(3, &|ring| ring.staging_offset += 8), (3, "staging"));
+    assert_eq!(with(3, &|ring| ring.staging_bytes = 0), (3, "staging"));
+    assert_eq!(with(3, &|ring| ring.staging_bytes = u64::MAX), (3, "staging"));
+    assert_eq!(with(3, &|ring| ring.staging_bytes += 128), (3, "staging"));
     // The slots of its own ring, and memory of another one.
-    assert_eq!(with(3, &|ring| ring.window_offset = ring.slots_offset), (3, "window"));
-    assert_eq!(with(3, &|ring| ring.window_offset = second), (3, "window"));
+    assert_eq!(with(3, &|ring| ring.staging_offset = ring.slots_offset), (3, "staging"));
+    assert_eq!(with(3, &|ring| ring.staging_offset = second), (3, "staging"));
     // A ring of another kind.
     let of_answers = |ring: &mut RingEntry| {
-        (ring.window_offset, ring.window_bytes) = (ring.slots_offset, 8);
+        (ring.staging_offset, ring.staging_bytes) = (ring.slots_offset, 8);
     };
-    assert_eq!(with(2, &of_answers), (2, "window"));
-    assert_eq!(with(1, &of_answers), (1, "window"));
+    assert_eq!(with(2, &of_answers), (2, "staging"));
+    assert_eq!(with(1, &of_answers), (1, "staging"));
 }

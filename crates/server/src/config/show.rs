@@ -1,6 +1,6 @@
 //! The output of `serval check-config`.
 
-use engine::commands::WINDOW_BYTES;
+use engine::commands::STAGING_BYTES;
 use engine::topology::{AcceleratorKind, Service};
 use mqueue::PoolPlan;
 use onpath::Param;
@@ -103,7 +103,7 @@ fn arithmetic(
     let parts: Vec<String> = service.mqueue_plans(place).iter().enumerate().map(part).collect();
     let commands = match kind {
         AcceleratorKind::Cpu { .. } => String::new(),
-        AcceleratorKind::Process { .. } => format!(" + command rings and {WINDOW_BYTES} B window"),
+        AcceleratorKind::Process { .. } => format!(" + command rings and {STAGING_BYTES} B staging"),
     };
     let pools = pools.map_or(String::new(), |PoolPlan { workers, bytes }| {
         format!(" + {workers} x pool of {bytes} B")
@@ -143,7 +143,7 @@ mod tests {
         let region = |kind| parse(kind, 1).unwrap().regions().remove(0);
         let (cpu, process) = (region("cpu"), region("process"));
         let commands = process.bytes - cpu.bytes;
-        assert!(commands > WINDOW_BYTES && process.arithmetic.contains("command rings"));
+        assert!(commands > STAGING_BYTES && process.arithmetic.contains("command rings"));
         // The largest region without command rings is too large with them.
         let most = (1..).take_while(|mqueues| parse("cpu", *mqueues).is_ok()).last().unwrap();
         let largest = parse("cpu", most).unwrap().regions().remove(0);

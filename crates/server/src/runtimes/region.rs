@@ -18,7 +18,7 @@ pub(crate) struct MadeRegion {
     pub(crate) ends: Vec<Vec<BlockEnds>>,
     /// Per worker.
     pub(crate) pools: Vec<Option<Box<Pool<MappedMemory>>>>,
-    /// The engine's ends of its command rings, and the offset of the first window.
+    /// The engine's ends of its command rings, and the offset of the first staging.
     pub(crate) commands: Option<(CommandRings, u64)>,
 }
 
@@ -45,8 +45,8 @@ pub(crate) fn make_region(
         }
         ends[block as usize % workers].push(of_block);
     }
-    let commands =
-        (region.command_rings() > 0).then(|| (CommandRings::take(&mut region), region.window(0).0));
+    let commands = (region.command_rings() > 0)
+        .then(|| (CommandRings::take(&mut region), region.staging(0).0));
     let pools = take_pools(&mut region, workers);
     Ok(MadeRegion { memory, words: region.words(), ends, pools, commands })
 }

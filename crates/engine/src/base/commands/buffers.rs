@@ -5,13 +5,13 @@ use mqueue::command::{BufferRange, Copy, Direction};
 use super::COMMANDS_IN_FLIGHT;
 use super::address_map::{AddressMap, RegisterError, TranslateError};
 
-/// Bytes to copy between the region's window and memory of the accelerator that is named by its address there.
+/// Bytes to copy between the region's staging and memory of the accelerator that is named by its address there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressCopy {
     /// The direction.
     pub direction: Direction,
-    /// Offset in the window.
-    pub window_offset: u64,
+    /// Offset in the staging.
+    pub staging_offset: u64,
     /// Accelerator virtual address. The range may go through several buffers of the same ring.
     pub address: u64,
     /// How many; like the offset and the address a multiple of 8, and at least 8.
@@ -24,9 +24,9 @@ pub enum Refused {
     /// The address range cannot be translated.
     #[error(transparent)]
     Address(#[from] TranslateError),
-    /// The copy does not stay in the window.
-    #[error("the copy does not stay in the window")]
-    Window,
+    /// The copy does not stay in the staging.
+    #[error("the copy does not stay in the staging")]
+    Staging,
     /// An offset, the address or the size is not a multiple of 8.
     #[error("offset, address and size of a copy are multiples of 8")]
     Unaligned,
@@ -41,7 +41,7 @@ impl Refused {
 
     /// All of them, in the order of [`Self::index`].
     pub fn all() -> impl Iterator<Item = Self> {
-        let own = [Self::Window, Self::Unaligned, Self::TooManyBuffers];
+        let own = [Self::Staging, Self::Unaligned, Self::TooManyBuffers];
         TranslateError::ALL.map(Self::Address).into_iter().chain(own)
     }
 
@@ -54,7 +54,7 @@ impl Refused {
     pub fn name(self) -> &'static str {
         match self {
             Self::Address(error) => error.name(),
-            Self::Window => "beyond_window",
+            Self::Staging => "beyond_staging",
             Self::Unaligned => "unaligned",
             Self::TooManyBuffers => "too_many_buffers",
         }
@@ -106,27 +106,27 @@ impl Buffers {
     pub fn copies(
         &self,
         ring: u32,
-        window_bytes: u64,
+        staging_bytes: u64,
         copy: &AddressCopy,
     ) -> Result<impl Iterator<Item = Copy>, Refused> {
-        let AddressCopy { direction, mut window_offset, address, bytes } = *copy;
+        let AddressCopy { direction, mut staging_offset, address, bytes } = *copy;
         let runs = || self.map.translate(ring, address, bytes);
         let count = runs()?.take(COMMANDS_IN_FLIGHT as usize + 1).count();
-        if window_offset.checked_add(bytes).is_none_or(|end| end > window_bytes) {
-            return Err(Refused::Window);
+        if staging_offset.checked_add(bytes).is_none_or(|end| end > staging_bytes) {
+            return Err(Refused::Staging);
         }
-        if (window_offset | address | bytes) % 8 != 0 {
+        if (staging_offset | address | bytes) % 8 != 0 {
             return Err(Refused::Unaligned);
         }
         if count > COMMANDS_IN_FLIGHT as usize {
             return Err(Refused::TooManyBuffers);
         }
         Ok(runs()?.map(move |run| {
-            let (buffer, near) = (self.numbers[run.buffer as usize], window_offset);
-            window_offset += run.bytes;
+            let (buffer, near) = (self.numbers[run.buffer as usize], staging_offset);
+            staging_offset += run.bytes;
             Copy {
                 direction,
-                window_offset: near,
+                staging_offset: near,
                 buffer,
                 buffer_offset: run.offset,
                 bytes: run.bytes,

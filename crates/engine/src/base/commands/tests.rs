@@ -5,7 +5,7 @@ use super::*;
 
 const COPY: Command = Command::Copy(Copy {
     direction: Direction::ToBuffer,
-    window_offset: 0,
+    staging_offset: 0,
     buffer: 0,
     buffer_offset: 0,
     bytes: 8,
@@ -113,9 +113,9 @@ fn describe_all(rings: &mut CommandRings, receiver: &mut CommandReceiver<MappedM
     assert_eq!(rings.buffer(0, 3), None);
 }
 
-fn at(window_offset: u64, address: u64, bytes: u64) -> Command {
+fn at(staging_offset: u64, address: u64, bytes: u64) -> Command {
     let direction = Direction::FromBuffer;
-    Command::CopyAt(AddressCopy { direction, window_offset, address, bytes })
+    Command::CopyAt(AddressCopy { direction, staging_offset, address, bytes })
 }
 
 #[test]
@@ -128,9 +128,9 @@ fn a_copy_by_address_is_one_command_that_ends_when_all_its_parts_have() {
         let (mut rings, mut receiver) = rings();
         describe_all(&mut rings, &mut receiver);
         let number = rings.submit(0, &at(8, RANGES[1].address - 16, 32), 10).unwrap();
-        let part = |buffer, buffer_offset, window_offset| {
+        let part = |buffer, buffer_offset, staging_offset| {
             let direction = Direction::FromBuffer;
-            Request::Copy(Copy { direction, window_offset, buffer, buffer_offset, bytes: 16 })
+            Request::Copy(Copy { direction, staging_offset, buffer, buffer_offset, bytes: 16 })
         };
         assert_eq!(receiver.command().unwrap(), Some((number, Ok(part(0, 4080, 8)))));
         assert_eq!(receiver.command().unwrap(), Some((number, Ok(part(1, 0, 24)))));
@@ -160,9 +160,9 @@ fn an_address_that_cannot_be_translated_is_refused_and_nothing_is_sent() {
         (at(0, RANGES[2].address, 4104), Refused::Address(BeyondEnd)),
         (at(0, u64::MAX - 7, 8), Refused::Address(Wraps)),
         (at(0, base, u64::MAX), Refused::Address(Wraps)),
-        (at(0, base, 72), Refused::Window),
-        (at(8, base, 64), Refused::Window),
-        (at(u64::MAX, base, 8), Refused::Window),
+        (at(0, base, 72), Refused::Staging),
+        (at(8, base, 64), Refused::Staging),
+        (at(u64::MAX, base, 8), Refused::Staging),
         (at(4, base, 8), Refused::Unaligned),
         (at(0, base + 4, 8), Refused::Unaligned),
         (at(0, base, 12), Refused::Unaligned),
@@ -187,12 +187,12 @@ fn a_range_with_more_parts_than_there_is_room_for_waits_or_is_refused() {
         receiver.complete(&Done { range: Some(range), ..Done::of(number, 0) }).unwrap();
         assert_eq!(polled(&mut rings, 0), [(number, Outcome::Done)]);
     }
-    // The window is too short for all of them, which is noticed first.
+    // The staging is too short for all of them, which is noticed first.
     let all = at(0, 65528, 7 * 65536);
-    assert_eq!(rings.submit(0, &all, 10), Err(Refused::Window.into()));
+    assert_eq!(rings.submit(0, &all, 10), Err(Refused::Staging.into()));
     let all = AddressCopy {
         direction: Direction::ToBuffer,
-        window_offset: 0,
+        staging_offset: 0,
         address: 0,
         bytes: 9 << 16,
     };

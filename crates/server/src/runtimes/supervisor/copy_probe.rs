@@ -7,15 +7,15 @@
 use std::time::{Duration, Instant};
 
 use engine::commands::{
-    AddressCopy, Command, CommandRings, Commands, Completion, Outcome, SubmitError, WINDOW_BYTES,
+    AddressCopy, Command, CommandRings, Commands, Completion, Outcome, STAGING_BYTES, SubmitError,
 };
 use engine::metrics::RuntimeMetrics;
 use mqueue::command::Direction;
 use mqueue::{MappedMemory, Memory};
 
-/// Bytes that are copied; the window has room for them twice.
+/// Bytes that are copied; the staging has room for them twice.
 const PROBE_BYTES: usize = 256;
-const _: () = assert!(2 * PROBE_BYTES as u64 <= WINDOW_BYTES);
+const _: () = assert!(2 * PROBE_BYTES as u64 <= STAGING_BYTES);
 /// Further buffers of a runtime are not registered.
 const BUFFERS_MAX: u32 = 16;
 /// Time limit of each command.
@@ -25,8 +25,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct CopyProbe {
     rings: CommandRings,
     memory: MappedMemory,
-    /// Offset of the window in the region.
-    window: u64,
+    /// Offset of the staging in the region.
+    staging: u64,
     started: Instant,
     step: Step,
 }
@@ -52,15 +52,15 @@ enum Failed {
 }
 
 impl CopyProbe {
-    pub(crate) fn new(rings: CommandRings, memory: MappedMemory, window: u64) -> Self {
-        Self { rings, memory, window, started: Instant::now(), step: Step::Idle }
+    pub(crate) fn new(rings: CommandRings, memory: MappedMemory, staging: u64) -> Self {
+        Self { rings, memory, staging, started: Instant::now(), step: Step::Idle }
     }
 
     /// The runtime serves: starts the first command.
     pub(super) fn begin(&mut self) {
         self.started = Instant::now();
-        self.memory.copy_in(self.window, &pattern());
-        self.memory.copy_in(self.window + PROBE_BYTES as u64, &[0; PROBE_BYTES]);
+        self.memory.copy_in(self.staging, &pattern());
+        self.memory.copy_in(self.staging + PROBE_BYTES as u64, &[0; PROBE_BYTES]);
         self.submit(Step::Describe(0), &Command::Describe(0));
     }
 
@@ -124,12 +124,12 @@ impl CopyProbe {
         })
     }
 
-    fn copy(&mut self, step: Step, direction: Direction, window_offset: u64) {
+    fn copy(&mut self, step: Step, direction: Direction, staging_offset: u64) {
         let bytes = PROBE_BYTES as u64;
         let buffer = self.rings.buffer(0, 0).expect("it was described");
         // A buffer that is too short is refused.
         let address = (buffer.address + buffer.bytes).saturating_sub(bytes);
-        let copy = AddressCopy { direction, window_offset, address, bytes };
+        let copy = AddressCopy { direction, staging_offset, address, bytes };
         self.submit(step, &Command::CopyAt(copy));
     }
 
@@ -141,7 +141,7 @@ impl CopyProbe {
 
     fn matches_pattern(&self) -> bool {
         let mut back = [0; PROBE_BYTES];
-        self.memory.copy_out(self.window + PROBE_BYTES as u64, &mut back);
+        self.memory.copy_out(self.staging + PROBE_BYTES as u64, &mut back);
         back == pattern()
     }
 

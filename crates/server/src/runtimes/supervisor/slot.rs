@@ -148,8 +148,8 @@ impl RuntimeRegion {
             transfers.as_deref(),
         )?;
         let mapped = MappedMemory::new(memory.clone());
-        let probe = commands.map(|(rings, window)| {
-            CopyProbe::new(rings.counted_in(metrics.copies.clone()), mapped, window)
+        let probe = commands.map(|(rings, staging)| {
+            CopyProbe::new(rings.counted_in(metrics.copies.clone()), mapped, staging)
         });
         let (pull, wake_fd) = WakeSender::new().map_err(|source| sys::MemoryError::Host {
             call: "socketpair for the region",
