@@ -82,6 +82,7 @@ mod observer;
 mod plan;
 pub mod plot;
 mod report;
+mod target;
 pub mod units;
 
 use std::net::SocketAddr;
@@ -97,8 +98,9 @@ use client::workload::Memcached;
 use client::{Burst, ClientError, Load, Outcome, Pace, Stream, WINDOW_MAX, Workload};
 
 pub(crate) use observer::cpu_seconds;
-pub use plan::{Class, MESSAGE_BYTES_MAX, Mode, Plan, PlanError, Target, Work};
+pub use plan::{Class, Mode, Plan, PlanError, Work};
 pub use report::{Bottleneck, Latency, Report, ServerCost, Void};
+pub use target::{MESSAGE_BYTES_MAX, Target, TargetError};
 
 use observer::Observer;
 use plan::Material;

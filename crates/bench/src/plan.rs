@@ -1,8 +1,6 @@
 //! The plan of a measurement.
 
 use std::fmt;
-use std::net::{SocketAddr, ToSocketAddrs as _};
-use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -16,6 +14,7 @@ use crate::client::workload::{
 };
 use crate::client::{BURST_WINDOW_MAX, Echo, WINDOW_MAX, Workload};
 use crate::function::KernelFunction;
+use crate::target::{MESSAGE_BYTES_MAX, Target, TargetError};
 
 /// Requests that arrive at the same time, at most.
 const BATCH_MAX: usize = 1024;
@@ -214,53 +213,6 @@ impl Plan {
     }
 }
 
-/// The server: `udp://HOST:PORT`, `tcp://HOST:PORT` or `shm:///PATH`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Target {
-    /// Datagrams.
-    Udp(SocketAddr),
-    /// A byte stream with a framing.
-    Tcp(SocketAddr),
-    /// A shared-memory port.
-    Shm(PathBuf),
-}
-
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Udp(address) => write!(f, "udp://{address}"),
-            Self::Tcp(address) => write!(f, "tcp://{address}"),
-            Self::Shm(path) => write!(f, "shm://{}", path.display()),
-        }
-    }
-}
-
-impl FromStr for Target {
-    type Err = PlanError;
-
-    /// A host name is resolved; its first address is used.
-    fn from_str(text: &str) -> Result<Self, PlanError> {
-        let wrong = || PlanError::Target(text.to_owned());
-        let (scheme, address) = text.split_once("://").ok_or_else(wrong)?;
-        if scheme == "shm" {
-            let path = PathBuf::from(address);
-            return if path.is_absolute() { Ok(Self::Shm(path)) } else { Err(wrong()) };
-        }
-        let address = match address.parse() {
-            Ok(address) => address,
-            Err(_) => {
-                address.to_socket_addrs().ok().and_then(|mut a| a.next()).ok_or_else(wrong)?
-            }
-        };
-        match scheme {
-            _ if address.port() == 0 => Err(wrong()),
-            "udp" => Ok(Self::Udp(address)),
-            "tcp" => Ok(Self::Tcp(address)),
-            _ => Err(wrong()),
-        }
-    }
-}
-
 /// The kind of client; see the [crate].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Class {
@@ -350,8 +302,6 @@ pub enum Work {
     Custom(Arc<Custom>),
 }
 
-/// Longest message that a service can have.
-pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
 /// Default percentage of gets of a memcached workload.
 const GETS_PERCENT: u8 = 90;
 
@@ -574,10 +524,8 @@ fn memcached(work: &Work) -> Memcached<'static> {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PlanError {
     /// Not a URL of a server.
-    #[error(
-        "`{0}` is not a server: write udp://HOST:PORT, tcp://HOST:PORT or shm:///PATH, as `serval serve` prints them"
-    )]
-    Target(String),
+    #[error(transparent)]
+    Target(#[from] TargetError),
     /// No such workload.
     #[error(
         "`{0}` is not a workload: write echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet, faces, memcached:BYTES:GETS (values of BYTES bytes, at most 1000000; GETS gets per 100 requests), memcached-udp:BYTES:GETS, faces-database, secure-multiply, coap or coap-forged"
@@ -660,7 +608,7 @@ mod tests {
         for text in
             ["127.0.0.1:9000", "udp://127.0.0.1", "udp://127.0.0.1:0", "http://127.0.0.1:80", ""]
         {
-            assert!(matches!(text.parse::<Target>(), Err(PlanError::Target(_))), "{text}");
+            assert!(matches!(text.parse::<Target>(), Err(TargetError { .. })), "{text}");
         }
         let works = [
             "echo:64",

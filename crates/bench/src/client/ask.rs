@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use wire::framing::{Delimits, Framing, FramingError, ParseState, Parsed};
 
 use super::shm::{Client, Options, ShmError};
-use crate::Target;
+use crate::target::{MESSAGE_BYTES_MAX, Target};
 
 /// Longest reply that is taken.
-const REPLY_BYTES_MAX: usize = crate::MESSAGE_BYTES_MAX;
+const REPLY_BYTES_MAX: usize = MESSAGE_BYTES_MAX;
 /// A reply without a delimiter (`raw`, `fixed:N`) ends when nothing has arrived for this long.
 const QUIET: Duration = Duration::from_millis(50);
 

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use super::pairs::{Figures, Run};
+use super::pairs::Run;
 use super::server::{START_MAX, Server};
+use super::show::Figures;
 use super::suite::{Load, SideSpec};
 use super::{Cores, Schedule, SideError, Surroundings};
-use crate::{Mode, Plan, Report, Void};
+use crate::{Mode, Plan, PlanError, Report, Void};
 
 /// Maximum share of the time that others may have a core that the client shares with them.
 const SHARED_MAX: f64 = 0.5;
@@ -145,7 +146,7 @@ fn closed_loop(
     cores: &Cores,
     cancel: &Arc<AtomicBool>,
 ) -> Result<Plan, SideError> {
-    let mut plan = Plan::new(url.parse()?);
+    let mut plan = Plan::new(url.parse().map_err(PlanError::from)?);
     plan.class = load.class();
     plan.work = load.workload.parse()?;
     plan.framing = load.framing().map_err(SideError::Load)?;

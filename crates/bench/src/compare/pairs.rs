@@ -7,16 +7,11 @@
 //! counts no other pairs. A measurement that is void for any other reason (wrong or missing answers, or a side that stalls under a load that
 //! it can bear while the machine stays as it was) ends everything: repeating it until it succeeds would prove nothing.
 
-use std::collections::BTreeMap;
-
 use serde::Serialize;
 
 use super::calibration::{Calibration, State};
-use super::show::Style;
+use super::show::{Figures, Style};
 use super::verdict::{Better, Combine};
-
-/// The figures of one measurement by name; times in nanoseconds (`p50_ns`), `rate` per second.
-pub type Figures = BTreeMap<String, f64>;
 
 /// One of the two that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

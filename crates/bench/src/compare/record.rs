@@ -8,8 +8,8 @@ use serde_json::{Value as Json, json};
 
 use super::calibration::State;
 use super::machine::Machine;
-use super::pairs::{Figures, Pair, Pairs};
-use super::show::{self, Shown, Style};
+use super::pairs::{Pair, Pairs};
+use super::show::{self, Figures, Shown, Style};
 use super::statistics::Summary;
 use super::suite::{Row, SideSpec};
 use super::verdict::{Better, Combine, Verdict};

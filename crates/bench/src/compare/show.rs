@@ -1,11 +1,15 @@
 //! Figures as text. Records contain these texts, so that all tables are equal.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
-use super::pairs::Figures;
 use super::statistics::Summary;
 use super::verdict::{Better, Combine};
 use crate::units::per_second;
+
+/// The figures of one measurement by name; times in nanoseconds (`p50_ns`), `rate` per second.
+pub type Figures = BTreeMap<String, f64>;
 
 /// Figures that a table shows besides the compared one, with their labels.
 const BESIDE: [(&str, &str); 8] = [

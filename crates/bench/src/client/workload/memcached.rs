@@ -5,7 +5,7 @@ use std::io::Write as _;
 
 use wire::framing::UdpHeader;
 
-use super::zipf::Zipf;
+use super::zipf::{Zipf, mixed};
 use super::{Person, Workload};
 
 /// Most different keys, and most that are stored, unless a [`KeySpace`] says otherwise.
@@ -101,14 +101,6 @@ impl Lookups {
 struct Question {
     key: u64,
     sets: bool,
-}
-
-/// A pseudo-random function of `number` (SplitMix64).
-pub(super) fn mixed(number: u64) -> u64 {
-    let mut word = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
 }
 
 /// The last `DIGITS` decimal digits: formatting takes longer than the rest of a request.

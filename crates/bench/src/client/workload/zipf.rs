@@ -4,8 +4,6 @@
 //! distributions", ACM TOMACS 6(3), 1996): a point under the curve x^-s is chosen by inversion of its integral, and kept if it
 //! lies in the bar of the rank next to it. Less than every third is rejected, for any number of ranks.
 
-use super::memcached::mixed;
-
 /// The rank k of 1..=`count` has a probability that is proportional to k^-s.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Zipf {
@@ -64,6 +62,14 @@ impl Zipf {
             if product.abs() > 1e-8 { product.ln_1p() / product } else { 1.0 - product / 2.0 };
         (integral * log).exp()
     }
+}
+
+/// A pseudo-random function of `number` (SplitMix64).
+pub(super) fn mixed(number: u64) -> u64 {
+    let mut word = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
 }
 
 #[cfg(test)]
