@@ -103,7 +103,9 @@ fn arithmetic(
     let parts: Vec<String> = service.mqueue_plans(place).iter().enumerate().map(part).collect();
     let commands = match kind {
         AcceleratorKind::Cpu { .. } => String::new(),
-        AcceleratorKind::Process { .. } => format!(" + command rings and {STAGING_BYTES} B staging"),
+        AcceleratorKind::Process { .. } => {
+            format!(" + command rings and {STAGING_BYTES} B staging")
+        }
     };
     let pools = pools.map_or(String::new(), |PoolPlan { workers, bytes }| {
         format!(" + {workers} x pool of {bytes} B")

@@ -79,7 +79,7 @@ impl Functions {
             return Ok(());
         };
         let ring = object.ring.as_ref().map_or(0, |ring| ring.bytes());
-        let more = memory_on(&spec, engine.fabric.workers()) + code.code_bytes() + ring;
+        let more = memory_on(spec, engine.fabric.workers()) + code.code_bytes() + ring;
         let mib = (self.memory_of(engine, tenant, object.id) + more).div_ceil(1 << 20);
         if more == 0 || mib <= tenant.memory_mib {
             return Ok(());
