@@ -74,7 +74,7 @@ def _metadata(project: Mapping[str, Any], package: Path) -> dict[str, str]:
         head += [f'Requires-Dist: {requirement}; extra == "{extra}"' for requirement in needed]
     head.append("Description-Content-Type: text/markdown")
     readme = (package / project["readme"]).read_text(encoding="utf-8")
-    groups = {"console_scripts": project["scripts"], **project["entry-points"]}
+    groups = {"console_scripts": project["scripts"], **project.get("entry-points", {})}
     points = [f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in entries.items()) for group, entries in groups.items()]
     return {
         "METADATA": "\n".join(head) + "\n\n" + readme,
