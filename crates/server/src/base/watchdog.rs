@@ -63,7 +63,7 @@ impl Stall {
     }
 }
 
-/// The workers that are stalled now; see [`super::Server::stalls`].
+/// The workers that are stalled now; see [`crate::Server::stalls`].
 #[derive(Debug, Default)]
 pub struct Stalls(Mutex<Vec<Stall>>);
 

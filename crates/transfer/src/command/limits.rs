@@ -25,7 +25,7 @@ pub const SMALL_CHUNKS_MAX: usize = 7;
 pub const STALL_DEFAULT: Duration = Duration::from_secs(30);
 /// Files of one transfer.
 pub const FILES_MAX: usize = 8;
-/// Bytes of a [`Command::after`] at most.
+/// Bytes of a `Command::after` at most.
 pub const HEAD_MAX: usize = 16 << 10;
 /// Bytes per second that a transfer has to move. Fewer in the whole stall time are no progress, so a peer that takes a
 /// byte now and then does not hold an entry indefinitely.

@@ -266,7 +266,7 @@ impl Source {
         Pipeline { source, more: Vec::new(), bytes, stages: Vec::new(), state: PhantomData }
     }
 
-    /// One file after the other, as one stream. At most [`FILES_MAX`].
+    /// One file after the other, as one stream. At most `FILES_MAX`.
     pub fn files(first: FileRange, more: Vec<FileRange>) -> Pipeline<Raw> {
         Pipeline { more, ..Self::file(first.file, first.offset, first.bytes) }
     }

@@ -162,7 +162,7 @@ pub struct SearchSpec {
     pub kind: SearchKind,
     /// The text or the expression.
     pub pattern: Vec<u8>,
-    /// Offsets that are reported, of the first ones that are found; at most [`OFFSETS_MAX`].
+    /// Offsets that are reported, of the first ones that are found; at most `OFFSETS_MAX`.
     pub offsets: u16,
 }
 
