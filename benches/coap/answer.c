@@ -1,5 +1,5 @@
 // The application of the CoAP benchmark as a function of the service, behind coap-auth: answers each request with 2.05 and "done", as the
-// servers with which it is compared do. `make -C benches/coap` compiles it; clang is not needed otherwise.
+// servers with which it is compared do. `make -C benches/baselines coap-module` compiles it; clang is not needed otherwise.
 #include "serval_function.h"
 
 SERVAL_FUNCTION

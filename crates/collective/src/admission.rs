@@ -262,7 +262,8 @@ mod tests {
             stream
         };
         let mut others = [connect(b""), connect(b"servalcg")];
-        while acceptor.pending.len() < 2 {
+        // On a machine that suspends this thread for long, the first one has already left.
+        while acceptor.pending.len() as u64 + acceptor.closed().silent < 2 {
             acceptor.serve(None, Duration::from_secs(60));
         }
         let left = acceptor.pending.poll(&[], Instant::now() + HELLO_LIMIT);

@@ -15,6 +15,8 @@ use mqueue::abi::{
     transfer_status as status,
 };
 use server::Server;
+use wire::framing::Framing;
+use wire::nic::Transport;
 
 const MEMORY: u64 = 64 << 10;
 const ALL: u64 = u64::MAX;
@@ -128,6 +130,37 @@ fn a_kernel_reads_ranges_of_a_file_into_its_memory_and_answers_with_their_digest
             assert_eq!(answer[4..8], sum.to_le_bytes(), "the kernel sees the bytes");
             assert_eq!(answer[8..16], (bytes as u64).to_le_bytes());
             assert_eq!(answer[16..48], sha256(range));
+        }
+    }
+}
+
+/// Each backend has the rings of its own, whichever of them comes first.
+#[test]
+fn a_service_has_transfers_and_a_server_in_either_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, content) = sample(folder.path(), "data", 4096);
+    let db = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let to = db.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let mut bytes = [0; 64];
+        while let Ok((count, from)) = db.recv_from(&mut bytes) {
+            bytes[..count].reverse();
+            let _ = db.send_to(&bytes[..count], from);
+        }
+    });
+    for disk in [0, 1] {
+        let mut service = service(
+            "tests/kernels/transfer_beside.cpp",
+            vec![FileSpec::file(path.clone(), FileAccess::Read)],
+        );
+        let beside = Backend::new("db", Transport::Udp, to, Framing::Fixed(8));
+        service.backends.insert(1 - disk, beside);
+        let server = start(topology(vec![service]));
+        let client = udp_client(address(&server, 0));
+        let mut expected = content[..8].to_vec();
+        expected.reverse();
+        for _ in 0..20 {
+            assert_eq!(ask(&client, &[disk as u8]), expected, "transfers are backend {disk}");
         }
     }
 }

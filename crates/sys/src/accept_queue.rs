@@ -5,6 +5,7 @@
 //! one of a bounded number of places. When there is none left for a new connection, an earlier one is
 //! displaced: refusing the new one would let silent peers keep out all others. A connection is read once
 //! more before its time is over or it is displaced: the thread may have been suspended meanwhile.
+//! Connections that the process made itself ([`AcceptQueue::push`]) make no room for descriptors of others.
 //!
 //! Pure but for the reads of its connections and a pause when the process has no descriptor left: time is an
 //! argument.
@@ -15,8 +16,7 @@ use std::time::{Duration, Instant};
 
 /// Connections that are accepted in a row: few, so that those that wait are read meanwhile.
 const ACCEPTED_MAX: usize = 16;
-/// Pause before the next attempt to accept when the process has no free descriptor and no connection to
-/// displace.
+/// Pause before the next attempt to accept after an error that no displaced connection mends.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
 
 /// A connection that has not completed its handshake.
@@ -46,6 +46,8 @@ pub enum Left {
 struct Waiting<C> {
     candidate: C,
     deadline: Instant,
+    /// It came through [`AcceptQueue::accept`], and so may lose its place.
+    was_accepted: bool,
 }
 
 /// See the module's text.
@@ -90,7 +92,7 @@ impl<C: Candidate> AcceptQueue<C> {
 
     /// Adds a connection that was not accepted here, with a deadline of its own.
     pub fn push(&mut self, candidate: C, deadline: Instant) {
-        self.waiting.push(Waiting { candidate, deadline });
+        self.waiting.push(Waiting { candidate, deadline, was_accepted: false });
     }
 
     /// Reads the connections that are `ready` and those whose time is over; returns those that leave.
@@ -116,8 +118,9 @@ impl<C: Candidate> AcceptQueue<C> {
     /// Accepts connections, a bounded number, until `accept` has none (`Ok(None)`); adds those that leave
     /// to `left`. A connection whose handshake has arrived with it never takes a place.
     ///
-    /// An error of `accept` is returned; it means that the process has no free descriptor. Then a
-    /// connection is displaced, or, without one, the thread pauses for a moment.
+    /// An error of `accept` is returned. If it means that the process or the machine has no descriptor
+    /// or memory left, a connection that was accepted here is displaced. Otherwise the thread pauses for
+    /// a moment, as for other errors, which may come back at once.
     pub fn accept(
         &mut self,
         now: Instant,
@@ -128,12 +131,11 @@ impl<C: Candidate> AcceptQueue<C> {
             let mut candidate = match accept() {
                 Ok(Some(candidate)) => candidate,
                 Ok(None) => return Ok(()),
-                Err(error) if self.waiting.is_empty() => {
-                    std::thread::sleep(EXHAUSTED_PAUSE);
-                    return Err(error);
-                }
                 Err(error) => {
-                    left.push(self.displace());
+                    match is_exhaustion(&error) && self.waiting.iter().any(|of| of.was_accepted) {
+                        true => left.push(self.displace(|waiting| waiting.was_accepted)),
+                        false => std::thread::sleep(EXHAUSTED_PAUSE),
+                    }
                     return Err(error);
                 }
             };
@@ -142,21 +144,32 @@ impl<C: Candidate> AcceptQueue<C> {
                 continue;
             }
             if self.waiting.len() >= self.places {
-                left.push(self.displace());
+                left.push(self.displace(|_| true));
             }
-            self.push(candidate, now + self.limit);
+            let deadline = now + self.limit;
+            self.waiting.push(Waiting { candidate, deadline, was_accepted: true });
         }
         Ok(())
     }
 
-    fn displace(&mut self) -> (C, Left) {
-        let candidates: Vec<&C> = self.waiting.iter().map(|waiting| &waiting.candidate).collect();
-        let earliest = || (0..self.waiting.len()).min_by_key(|at| self.waiting[*at].deadline);
-        let at = C::displaced(&candidates).or_else(earliest).expect("one waits");
-        let mut candidate = self.waiting.remove(at).candidate;
+    /// One of those that `may` lose their place, of which there is one.
+    fn displace(&mut self, may: impl Fn(&Waiting<C>) -> bool) -> (C, Left) {
+        let (places, candidates): (Vec<usize>, Vec<&C>) = (self.waiting.iter().enumerate())
+            .filter(|(_, waiting)| may(waiting))
+            .map(|(at, waiting)| (at, &waiting.candidate))
+            .unzip();
+        let earliest = || places.iter().copied().min_by_key(|at| self.waiting[*at].deadline);
+        let at = C::displaced(&candidates).map(|at| places[at]).or_else(earliest);
+        let mut candidate = self.waiting.remove(at.expect("one waits")).candidate;
         let why = if candidate.read() { Left::Ended } else { Left::Displaced };
         (candidate, why)
     }
+}
+
+/// Whether a descriptor that is closed can help.
+fn is_exhaustion(error: &io::Error) -> bool {
+    let codes = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
+    error.raw_os_error().is_some_and(|code| codes.contains(&code))
 }
 
 #[cfg(test)]
@@ -328,6 +341,35 @@ mod tests {
         silent.shutdown(std::net::Shutdown::Both).unwrap();
         assert_eq!(reasons(&setup.poll(now)), [Left::Ended]);
         assert!(silent.read(&mut [0]).is_ok() && setup.queue.is_empty());
+    }
+
+    #[test]
+    fn only_accepted_connections_make_room_for_descriptors_and_only_if_these_are_lacking() {
+        let mut setup = Setup::new(8);
+        let now = Instant::now();
+        let mut peers = vec![setup.connect()];
+        while setup.queue.is_empty() {
+            setup.accept(now);
+        }
+        peers.push(setup.connect());
+        let (stream, _) = loop {
+            if let Ok(accepted) = setup.listener.accept() {
+                break accepted;
+            }
+        };
+        stream.set_nonblocking(true).unwrap();
+        let own = stream.peer_addr().unwrap();
+        setup.queue.push(Peer { stream, got: Vec::new() }, now);
+        let mut left = Vec::new();
+        let mut fail = |queue: &mut AcceptQueue<Peer>, code| {
+            let error = || Err(io::Error::from_raw_os_error(code));
+            assert!(queue.accept(now, error, &mut left).is_err());
+            std::mem::take(&mut left)
+        };
+        assert!(fail(&mut setup.queue, libc::EPERM).is_empty(), "no descriptor is lacking");
+        assert_eq!(reasons(&fail(&mut setup.queue, libc::EMFILE)), [Left::Displaced]);
+        assert!(fail(&mut setup.queue, libc::EMFILE).is_empty(), "the other one stays");
+        assert_eq!(setup.queue.waiting[0].candidate.stream.peer_addr().unwrap(), own);
     }
 
     #[test]

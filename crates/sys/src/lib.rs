@@ -12,7 +12,7 @@
 //! * [`probe`]: what this host supports, for `serval doctor`.
 //! * `allocation` (feature `allocation-trap`): for tests, detects allocations on the data path.
 //! * [`addresses`]: the addresses of this machine.
-//! * [`affinity`], [`time`], [`futex`], [`process`], [`signal`]: threads, clock, parking, limits,
+//! * [`affinity`], [`time`], [`process`], [`signal`]: threads, clock, limits,
 //!   signals.
 //!
 //! The bindings call `libc` directly. The usual safe wrappers stop short of what the data path
@@ -21,7 +21,7 @@
 //! `accept4`, `memfd_create`) are one line each. Linux only.
 
 #[cfg(not(target_os = "linux"))]
-compile_error!("serval-sys needs Linux: memfd seals, epoll, recvmmsg and futexes");
+compile_error!("serval-sys needs Linux: memfd seals, epoll and recvmmsg");
 
 pub mod accept_queue;
 pub mod addresses;
@@ -30,7 +30,6 @@ pub mod affinity;
 pub mod allocation;
 pub mod descriptors;
 pub mod digests;
-pub mod futex;
 pub mod isolation;
 pub mod local;
 pub mod memory;

@@ -203,9 +203,9 @@ impl Backends {
             return None;
         }
         let mut clients = Vec::new();
-        for OtherEnds { server, clients: ends, .. } in ends {
-            for (backend, ends) in numbers.iter().zip(ends.drain(..)) {
-                clients.push(ClientMqueue::new(*server, *backend, ends));
+        for of in ends {
+            for (backend, ends) in numbers.iter().zip(of.take_clients(&numbers)) {
+                clients.push(ClientMqueue::new(of.server, *backend, ends));
             }
         }
         Some(Box::new(Self {
@@ -236,9 +236,9 @@ impl Backends {
 
     /// Installs the rings of the accelerator's next generation.
     fn replace_rings(&mut self, ends: &mut [OtherEnds]) {
-        for OtherEnds { server, clients, .. } in ends {
-            let first = *server as usize * self.numbers.len();
-            for (at, ends) in (first..).zip(clients.drain(..)) {
+        for of in ends {
+            let first = of.server as usize * self.numbers.len();
+            for (at, ends) in (first..).zip(of.take_clients(&self.numbers)) {
                 self.clients[at].replace_rings(ends);
             }
         }

@@ -108,6 +108,8 @@ pub(crate) struct BlockShare {
     dead: bool,
     /// Commands for transfers to its connections.
     unread: Unread,
+    /// Transfers borrow its connections.
+    has_borrower: bool,
 }
 
 impl BlockShare {
@@ -124,6 +126,7 @@ impl BlockShare {
             listed: false,
             dead: false,
             unread: Unread::None,
+            has_borrower: false,
         }
     }
 

@@ -75,10 +75,24 @@ impl BlockEnds {
 pub(crate) struct OtherEnds {
     /// Number of the block's server mqueue in the service share.
     pub(crate) server: u32,
-    /// See [`BlockEnds`].
-    pub(crate) clients: Vec<MqueueEnds>,
+    /// The client mqueues that no endpoint has taken, with the numbers of their backends.
+    clients: Vec<(u16, MqueueEnds)>,
     /// See [`BlockEnds`].
     pub(crate) sockets: Option<SocketEnds>,
+}
+
+impl OtherEnds {
+    /// Of the block with this server mqueue.
+    pub(crate) fn new(server: u32, clients: Vec<MqueueEnds>, sockets: Option<SocketEnds>) -> Self {
+        Self { server, clients: (0..).zip(clients).collect(), sockets }
+    }
+
+    /// Takes the client mqueues of these backends, in the order of the backends. Those of others stay
+    /// for their endpoint.
+    pub(crate) fn take_clients(&mut self, backends: &[u16]) -> Vec<MqueueEnds> {
+        let taken = self.clients.extract_if(.., |(backend, _)| backends.contains(backend));
+        taken.map(|(_, ends)| ends).collect()
+    }
 }
 
 /// One worker's share of one accelerator for one service.

@@ -155,7 +155,7 @@ impl ServiceShare {
             });
             for ends in attachment.ends {
                 let server = mqueues.len() as u32;
-                others.push(OtherEnds { server, clients: ends.clients, sockets: ends.sockets });
+                others.push(OtherEnds::new(server, ends.clients, ends.sockets));
                 let waits = if queue_ns_max > 0 { service.slots as usize } else { 0 };
                 mqueues.push(ServerMqueue {
                     attachment: number as u16,

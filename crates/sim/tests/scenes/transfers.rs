@@ -51,6 +51,12 @@ impl Play {
         disk.in_flight = rng.between(1, 4) as u32;
         disk.timeout_ms = timeout_ms;
         service.backends.push(disk);
+        if seed % 3 == 0 {
+            // It has rings too, which no block uses.
+            let nowhere = std::net::SocketAddr::from(([203, 0, 113, 8], 8));
+            let server = Backend::new("db", Transport::Udp, nowhere, Framing::LengthU16);
+            service.backends.push(server);
+        }
         service.files = vec![
             FileSpec::file("/model", FileAccess::Read),
             FileSpec::file("/log", FileAccess::Write),

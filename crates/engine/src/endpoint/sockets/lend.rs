@@ -5,7 +5,8 @@
 //! transfer, and those of the ring behind the position. A worker that sees bytes behind the position
 //! sees the command as well if it looks for it after them: a block publishes them in this order. So
 //! the worker notes what is in the rings ([`KernelSockets::note_written`]), takes the commands of the
-//! blocks, and sends what it has noted; it sends nothing while a command waits in its ring.
+//! blocks, and sends what it has noted; it sends nothing while a command waits in its ring. What is
+//! listed after it looked is sent in the next turn.
 //!
 //! A connection with a loan is in one of two states:
 //!
@@ -107,7 +108,7 @@ impl KernelSockets {
     /// Whether commands of a block for loans wait in its ring.
     pub(crate) fn set_unread(&mut self, service: u16, block: u32, unread: Unread) {
         if let Some(block) = self.of(service).and_then(|of| of.blocks.get_mut(block as usize)) {
-            block.unread = unread;
+            (block.unread, block.has_borrower) = (unread, true);
         }
     }
 
@@ -224,10 +225,17 @@ impl KernelSockets {
             return Ok(None);
         }
         let (sent, written) = block.sockets.send_positions(slot)?;
+        let keeps_order = !mutants::on("overtake_command");
+        let is_unknown = block.has_borrower && noted.is_none() && keeps_order;
         let written = noted.map_or(written, |noted| noted.written.max(sent));
-        let is_behind = block.unread != Unread::None && !mutants::on("overtake_command");
+        let is_behind = block.unread != Unread::None && keeps_order;
         let most = match block.connections[usize::from(id.slot)].loans.0.front() {
             Some(loan) if loan.is_lent && !mutants::on("write_while_lent") => return Ok(None),
+            // Listed since the worker looked: a command may have come before what is in the ring now.
+            _ if is_unknown => {
+                self.list_to_write(id);
+                return Ok(None);
+            }
             Some(loan) if !loan.is_lent => written.min(loan.position),
             None if is_behind => {
                 self.hold(turn, id);

@@ -147,9 +147,10 @@ impl ServiceTransfers {
             return None;
         }
         let mut rings = Vec::new();
-        for ends in ends {
-            for (ends, limits) in take_ends(ends, &limits).into_iter().zip(&limits) {
-                rings.push(Ring::new(ends.0, ends.1, limits));
+        let numbers: Box<[u16]> = limits.iter().map(|limits| limits.backend).collect();
+        for of in ends {
+            for (ends, limits) in of.take_clients(&numbers).into_iter().zip(&limits) {
+                rings.push(Ring::new(of.server, ends, limits));
             }
         }
         Some(Box::new(Self {
@@ -183,10 +184,11 @@ impl ServiceTransfers {
 
     /// Installs the rings of the accelerator's next generation.
     pub(super) fn replace_rings(&mut self, ends: &mut [OtherEnds]) {
-        for ends in ends {
-            let first = ends.server as usize * self.limits.len();
-            for (at, (server, ends)) in take_ends(ends, &self.limits).into_iter().enumerate() {
-                self.rings[first + at] = Ring::new(server, ends, &self.limits[at]);
+        let numbers: Box<[u16]> = self.limits.iter().map(|limits| limits.backend).collect();
+        for of in ends {
+            let first = of.server as usize * self.limits.len();
+            for (at, ends) in of.take_clients(&numbers).into_iter().enumerate() {
+                self.rings[first + at] = Ring::new(of.server, ends, &self.limits[at]);
             }
         }
     }
@@ -456,17 +458,3 @@ impl ServiceTransfers {
 
 /// Bytes of a command.
 const COMMAND_BYTES: usize = size_of::<abi::TransferCommand>();
-
-/// Takes the ends of a block's rings for transfers, which are client mqueues.
-fn take_ends(ends: &mut OtherEnds, limits: &[Limits]) -> Vec<(u32, MqueueEnds)> {
-    let server = ends.server;
-    let (mut taken, mut kept) = (Vec::new(), Vec::new());
-    for (backend, client) in (0..).zip(ends.clients.drain(..)) {
-        match limits.iter().any(|limits| limits.backend == backend) {
-            true => taken.push((server, client)),
-            false => kept.push(client),
-        }
-    }
-    ends.clients = kept;
-    taken
-}

@@ -43,7 +43,7 @@ impl ServiceShare {
             (entry.rx, entry.tx) = (ends.server.rx, ends.server.tx);
             entry.left = 0;
             let BlockEnds { clients, sockets, .. } = ends;
-            others.push(OtherEnds { server: mqueue, clients, sockets });
+            others.push(OtherEnds::new(mqueue, clients, sockets));
         }
         let drive = &mut self.accelerators[accelerator];
         drive.blocks = blocks;
